@@ -21,6 +21,8 @@ pub struct TextPiece {
     pub text: String,
     /// Text decoded from this token. A part of it may be held back as the beginning of a stop string.
     pub decoded: String,
+    /// The index of the stop string that ended the answer, if one did.
+    pub stop: Option<usize>,
     /// The reason why the answer ended, if it did: that of the token, or a stop string, after which the request still runs.
     pub finish: Option<FinishReason>,
 }
@@ -47,11 +49,11 @@ impl TextStream {
             }
         }
         let output = self.stops.push(&decoded);
-        let (mut text, stopped) = (output.text, output.matched.is_some());
+        let (mut text, stop, stopped) = (output.text, output.matched, output.matched.is_some());
         let finish = if stopped { Some(FinishReason::Stop) } else { event.finish };
         if finish.is_some() && !stopped {
             text.push_str(&self.stops.finish());
         }
-        TextPiece { text, decoded, finish }
+        TextPiece { text, decoded, stop, finish }
     }
 }

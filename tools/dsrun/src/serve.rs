@@ -11,6 +11,7 @@
 //! | `intake`, `body`, `error` | bounds on work for requests before they are accepted, reading requests, error responses |
 //! | `endpoint`, `generation` | the path of a completion from its request to its answer, which both kinds share |
 //! | `chat`, `completions` | the two kinds of completion: how a request is read and an answer written |
+//! | `messages`, `responses`, `response_store` | the APIs of Anthropic and OpenAI's Responses, and the conversations that it stores |
 //! | `embeddings` | `/v1/embeddings` |
 //! | `prompts`, `text`, `events` | text to tokens, tokens to text, text to server-sent events |
 //! | `replicas` | several engines with the same model |
@@ -33,6 +34,7 @@ mod forms;
 mod generation;
 mod grammar;
 mod intake;
+mod messages;
 mod metrics;
 mod openapi;
 mod origins;
@@ -40,6 +42,8 @@ mod page;
 mod prompts;
 mod reasoning;
 mod replicas;
+mod response_store;
+mod responses;
 mod routes;
 mod server;
 mod settings;

@@ -85,13 +85,17 @@ impl ApiKeys {
         if self.hashes.is_empty() {
             return Ok(ClientId::Address(address));
         }
-        let given = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
-        let given: [u8; 32] = Sha256::digest(given.ok_or_else(ApiError::no_key)?).into();
+        let bearer = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
+        // Clients of Anthropic's API send the key in a header of its own.
+        let own = headers.get("x-api-key").map(|value| value.as_bytes().trim_ascii());
         // Every key is compared, even after a match, so that the time does not depend on the key.
         let mut found = None;
-        for (index, hash) in self.hashes.iter().enumerate() {
-            if bool::from(hash.ct_eq(&given)) {
-                found = Some(ClientId::Key(index));
+        for given in [bearer, own].into_iter().flatten() {
+            let given: [u8; 32] = Sha256::digest(given).into();
+            for (index, hash) in self.hashes.iter().enumerate() {
+                if bool::from(hash.ct_eq(&given)) {
+                    found = Some(ClientId::Key(index));
+                }
             }
         }
         found.ok_or_else(ApiError::no_key)

@@ -1,11 +1,14 @@
-//! The types of the API. Fields that OpenAI has have OpenAI's names and meanings; further fields are those of vLLM.
+//! The types of the API. Fields that OpenAI has have OpenAI's names and meanings; further fields are those of vLLM. `/v1/messages` is
+//! that of Anthropic.
 //!
 //! Requests refuse unknown fields: a field has its effect or is answered with an error, and is never ignored.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
+pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod responses;
 pub(crate) mod tokens;
 
 use schemars::JsonSchema;

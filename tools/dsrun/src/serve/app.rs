@@ -9,6 +9,7 @@ use super::{
     metrics::Metrics,
     origins::Origins,
     replicas::Replicas,
+    response_store::ResponseStore,
     tools::ToolFormat,
 };
 use dsrun_engine::{SamplingOptions, service::ServiceError};
@@ -37,6 +38,8 @@ pub(crate) struct App {
     pub(crate) keys: ApiKeys,
     pub(crate) rate: Option<RateLimit>,
     pub(crate) metrics: Arc<Metrics>,
+    /// Responses whose conversations may be continued.
+    pub(crate) responses: Arc<ResponseStore>,
     loaded: OnceLock<Arc<Loaded>>,
     draining: AtomicBool,
 }
@@ -84,6 +87,7 @@ impl App {
             keys,
             rate,
             metrics: Arc::default(),
+            responses: Arc::new(ResponseStore::new(0)),
             loaded: OnceLock::new(),
             draining: AtomicBool::new(false),
         }

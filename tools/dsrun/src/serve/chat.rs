@@ -9,7 +9,7 @@ use super::{
         Finish, Usage,
         chat::{
             AnswerMessage, CallType, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs,
-            ChatRequest, ChatTokenLogprob, Delta, FunctionCall, Role, ToolCall,
+            ChatRequest, ChatTokenLogprob, Delta, FunctionCall, FunctionDelta, Role, ToolCall, ToolCallDelta,
         },
     },
     app::{App, Loaded},
@@ -33,7 +33,7 @@ pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request<Body>) ->
 }
 
 /// The answers to one request.
-struct Chat {
+pub(super) struct Chat {
     /// The reader of each choice.
     readers: Vec<Reader>,
 }
@@ -53,11 +53,28 @@ struct Reader {
 
 /// The content of a piece.
 #[derive(Default)]
-struct Content {
-    reasoning: String,
-    text: String,
-    calls: Vec<ToolCall>,
-    finish: Option<Finish>,
+pub(super) struct Content {
+    pub(super) reasoning: String,
+    pub(super) text: String,
+    pub(super) calls: Vec<CallPiece>,
+    pub(super) finish: Option<Finish>,
+}
+
+/// A piece of a call.
+pub(super) struct CallPiece {
+    /// The index of the call in its answer.
+    index: usize,
+    /// The id and the name of the function, if the call begins.
+    pub(super) begins: Option<(String, String)>,
+    /// The next part of the arguments.
+    pub(super) arguments: String,
+}
+
+impl Chat {
+    /// Reads a piece of an answer.
+    pub(super) fn read(&mut self, piece: &Piece) -> Content {
+        self.readers[piece.index].read(piece)
+    }
 }
 
 impl Reader {
@@ -83,16 +100,19 @@ impl Reader {
                 for part in parts {
                     match part {
                         Part::Text(text) => content.text.push_str(&text),
-                        Part::Call { name, arguments } => {
-                            content.calls.push(ToolCall {
-                                index: Some(self.calls),
-                                id: events::id("call"),
-                                r#type: CallType::Function,
-                                function: FunctionCall { name, arguments, parsed_arguments: None },
-                                provider_specific_fields: None,
-                            });
+                        Part::Begins { name } => {
+                            let begins = Some((events::id("call"), name));
+                            let (index, arguments) = (self.calls, String::new());
+                            content.calls.push(CallPiece { index, begins, arguments });
                             self.calls += 1;
                         }
+                        Part::Arguments(text) => match content.calls.last_mut() {
+                            Some(call) => call.arguments.push_str(&text),
+                            None => {
+                                let index = self.calls.saturating_sub(1);
+                                content.calls.push(CallPiece { index, begins: None, arguments: text });
+                            }
+                        },
                     }
                 }
             }
@@ -174,7 +194,20 @@ impl Completion for Chat {
         if !content.reasoning.is_empty() {
             message.reasoning_content.get_or_insert_default().push_str(&content.reasoning);
         }
-        message.tool_calls.extend(content.calls.into_iter().map(|call| ToolCall { index: None, ..call }));
+        for CallPiece { begins, arguments, .. } in content.calls {
+            if let Some((id, name)) = begins {
+                message.tool_calls.push(ToolCall {
+                    index: None,
+                    id,
+                    r#type: CallType::Function,
+                    function: FunctionCall { name, arguments: String::new(), parsed_arguments: None },
+                    provider_specific_fields: None,
+                });
+            }
+            if let Some(call) = message.tool_calls.last_mut() {
+                call.function.arguments.push_str(&arguments);
+            }
+        }
         if !piece.tokens.is_empty() {
             choice.logprobs.get_or_insert_default().content.extend(piece.tokens.into_iter().map(logprob));
         }
@@ -184,7 +217,7 @@ impl Completion for Chat {
         }
     }
 
-    fn answer(header: Header, choices: Vec<ChatChoice>, usage: Usage) -> ChatCompletion {
+    fn answer(self, header: Header, choices: Vec<ChatChoice>, usage: Usage) -> ChatCompletion {
         let Header { id, created, model, fingerprint } = header;
         let system_fingerprint = fingerprint;
         ChatCompletion { id, object: "chat.completion", created, model, choices, usage, system_fingerprint }
@@ -212,8 +245,11 @@ impl Completion for Chat {
         if !content.text.is_empty() || logprobs.is_some() {
             add(Delta { content: Some(content.text), ..Delta::default() }, logprobs, None);
         }
-        if !content.calls.is_empty() {
-            add(Delta { tool_calls: content.calls, ..Delta::default() }, None, None);
+        for CallPiece { index, begins, arguments } in content.calls {
+            let (id, name) = begins.unzip();
+            let r#type = id.is_some().then_some(CallType::Function);
+            let call = ToolCallDelta { index, id, r#type, function: FunctionDelta { name, arguments } };
+            add(Delta { tool_calls: vec![call], ..Delta::default() }, None, None);
         }
         if content.finish.is_some() {
             add(Delta::default(), None, content.finish);
@@ -221,8 +257,8 @@ impl Completion for Chat {
         chunks
     }
 
-    fn usage_event(header: &Header, usage: Usage) -> ChatChunk {
-        chunk(header, Vec::new(), Some(usage))
+    fn closing(&mut self, header: &Header, usage: Usage, include_usage: bool) -> Vec<ChatChunk> {
+        include_usage.then(|| chunk(header, Vec::new(), Some(usage))).into_iter().collect()
     }
 }
 

@@ -115,7 +115,7 @@ impl Completion for TextCompletion {
         choice.finish_reason = piece.finish;
     }
 
-    fn answer(header: Header, choices: Vec<CompletionChoice>, usage: Usage) -> CompletionBody {
+    fn answer(self, header: Header, choices: Vec<CompletionChoice>, usage: Usage) -> CompletionBody {
         body(header, choices, Some(usage))
     }
 
@@ -130,8 +130,9 @@ impl Completion for TextCompletion {
         if choice.is_empty() { Vec::new() } else { vec![body(header.clone(), vec![choice], None)] }
     }
 
-    fn usage_event(header: &Header, usage: Usage) -> CompletionBody {
-        body(header.clone(), Vec::new(), Some(usage))
+    fn closing(&mut self, header: &Header, usage: Usage, include_usage: bool) -> Vec<CompletionBody> {
+        let event = include_usage.then(|| body(header.clone(), Vec::new(), Some(usage)));
+        event.into_iter().collect()
     }
 }
 

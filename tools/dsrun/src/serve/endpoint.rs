@@ -1,5 +1,5 @@
-//! The path of a completion from its request to its answer. Chat and text completions share it; each says how its request is read
-//! and how its answers are written.
+//! The path of a completion from its request to its answer. All kinds of completion share it; each says how its request is read and
+//! how its answers are written.
 
 use super::{
     api::Usage,
@@ -8,13 +8,13 @@ use super::{
     error::ApiError,
     events,
     generation::{Answers, Job, Piece},
-    intake::Work,
+    intake::{Turn, Work},
 };
 use axum::{
     Json,
     body::Body,
     http::Request,
-    response::{IntoResponse, Response},
+    response::{IntoResponse, Response, sse::Event},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// A kind of completion. A value holds what the answers to one request need.
 pub(super) trait Completion: Send + Sized + 'static {
     /// The body of a request.
-    type Request: DeserializeOwned + Send + 'static;
+    type Request: Send + 'static;
     /// One choice of a complete answer.
     type Choice: Send;
     /// The body of a complete answer.
@@ -32,6 +32,9 @@ pub(super) trait Completion: Send + Sized + 'static {
 
     /// The beginning of response ids.
     const ID_PREFIX: &'static str;
+
+    /// Whether a stream ends with `[DONE]`.
+    const ENDS_WITH_DONE: bool = true;
 
     /// The model that a request asks for.
     fn model(request: &Self::Request) -> &str;
@@ -52,13 +55,31 @@ pub(super) trait Completion: Send + Sized + 'static {
     fn add(&mut self, choice: &mut Self::Choice, piece: Piece);
 
     /// A complete answer.
-    fn answer(header: Header, choices: Vec<Self::Choice>, usage: Usage) -> Self::Answer;
+    fn answer(self, header: Header, choices: Vec<Self::Choice>, usage: Usage) -> Self::Answer;
+
+    /// The events before the first piece. The usage has the tokens of the prompt.
+    fn opening(&mut self, header: &Header, usage: Usage) -> Vec<Self::Event> {
+        let _ = (header, usage);
+        Vec::new()
+    }
 
     /// The events of a piece.
     fn events(&mut self, header: &Header, piece: Piece) -> Vec<Self::Event>;
 
-    /// The last event of a stream, with the usage.
-    fn usage_event(header: &Header, usage: Usage) -> Self::Event;
+    /// The events after the last piece. `include_usage` is what the request says about the usage.
+    fn closing(&mut self, header: &Header, usage: Usage, include_usage: bool) -> Vec<Self::Event>;
+
+    /// The events of an error in the middle of a stream, if they are not just its body.
+    fn failed(&mut self, header: &Header, error: &ApiError) -> Option<Vec<Self::Event>> {
+        let _ = (header, error);
+        None
+    }
+
+    /// The name of an event, if events have names.
+    fn event_name(event: &Self::Event) -> Option<&str> {
+        let _ = event;
+        None
+    }
 }
 
 /// The fields that every part of a response has.
@@ -76,9 +97,22 @@ pub(super) struct Header {
 pub(super) async fn complete<C: Completion>(
     app: Arc<App>,
     request: Request<Body>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, ApiError>
+where
+    C::Request: DeserializeOwned,
+{
     let loaded = app.ready()?;
     let (request, turn): (C::Request, _) = read_json(request, &app.intake).await?;
+    respond::<C>(app, loaded, request, turn).await
+}
+
+/// Responds to a request that was read.
+pub(super) async fn respond<C: Completion>(
+    app: Arc<App>,
+    loaded: Arc<Loaded>,
+    request: C::Request,
+    turn: Turn,
+) -> Result<Response, ApiError> {
     app.check_model(C::model(&request))?;
     let without_effect = C::without_effect(&request);
     if let Some(field) = without_effect.first() {
@@ -117,18 +151,44 @@ async fn whole<C: Completion>(
         let index = piece.index;
         completion.add(&mut choices[index], piece);
     }
-    Ok(Json(C::answer(header, choices, answers.usage())).into_response())
+    Ok(Json(completion.answer(header, choices, answers.usage())).into_response())
 }
 
 /// Responds with the answers piece by piece.
-fn streamed<C: Completion>(
-    mut completion: C,
+fn streamed<C: Completion>(completion: C, header: Header, answers: Answers, include_usage: bool) -> Response {
+    events::stream(answers, Streamed { completion, header, include_usage })
+}
+
+/// Writes the events of a completion.
+struct Streamed<C> {
+    completion: C,
     header: Header,
-    answers: Answers,
     include_usage: bool,
-) -> Response {
-    events::stream(answers, include_usage, move |update| match update {
-        events::Update::Piece(piece) => completion.events(&header, piece),
-        events::Update::Usage(usage) => vec![C::usage_event(&header, usage)],
-    })
+}
+
+impl<C: Completion> events::Script for Streamed<C> {
+    const ENDS_WITH_DONE: bool = C::ENDS_WITH_DONE;
+
+    fn open(&mut self, usage: Usage) -> Vec<Event> {
+        written::<C>(&self.completion.opening(&self.header, usage))
+    }
+
+    fn piece(&mut self, piece: Piece) -> Vec<Event> {
+        written::<C>(&self.completion.events(&self.header, piece))
+    }
+
+    fn close(&mut self, usage: Usage) -> Vec<Event> {
+        written::<C>(&self.completion.closing(&self.header, usage, self.include_usage))
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Vec<Event> {
+        match self.completion.failed(&self.header, error) {
+            Some(events) => written::<C>(&events),
+            None => vec![events::event(None, &error.body())],
+        }
+    }
+}
+
+fn written<C: Completion>(events: &[C::Event]) -> Vec<Event> {
+    events.iter().map(|event| events::event(C::event_name(event), event)).collect()
 }

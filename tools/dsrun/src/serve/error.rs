@@ -1,5 +1,6 @@
 //! Error responses, in the form that OpenAI's clients read.
 
+use super::api::messages::{MessagesError, MessagesErrorBody};
 use axum::{
     body::Body,
     http::{HeaderValue, StatusCode, header},
@@ -126,6 +127,16 @@ impl ApiError {
         error
     }
 
+    /// No response of this id is stored.
+    pub(crate) fn no_such_response(field: &str, id: &str) -> Self {
+        let message = format!(
+            "{field}: no response {id:?} is stored: it was not to be, or made room for later ones, or the server started anew"
+        );
+        let mut error = Self::new(StatusCode::NOT_FOUND, Some("response_not_found"), message);
+        error.detail.param = Some(field.to_owned());
+        error
+    }
+
     /// The API key is missing or wrong.
     pub(crate) fn no_key() -> Self {
         Self::new(
@@ -210,6 +221,43 @@ impl ApiError {
     /// The body, for errors in the middle of a stream.
     pub(crate) fn body(&self) -> ErrorBody {
         ErrorBody { error: self.detail.clone() }
+    }
+
+    /// What is wrong.
+    pub(crate) fn message(&self) -> &str {
+        &self.detail.message
+    }
+
+    /// The error's name, for programs.
+    pub(crate) fn name(&self) -> &'static str {
+        self.detail.code.unwrap_or(self.detail.r#type)
+    }
+
+    /// The body in the form of Anthropic's API.
+    pub(crate) fn messages_body(&self) -> MessagesErrorBody {
+        let r#type = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_server_error() => "api_error",
+            _ => "invalid_request_error",
+        };
+        MessagesErrorBody {
+            r#type: "error",
+            error: MessagesError { r#type, message: self.detail.message.clone() },
+        }
+    }
+
+    /// The response in the form of Anthropic's API.
+    pub(crate) fn into_messages_response(self) -> Response {
+        let body = serde_json::to_vec(&self.messages_body()).unwrap_or_default();
+        let mut response = self.into_response();
+        *response.body_mut() = Body::from(body);
+        response
     }
 
     /// The HTTP status.

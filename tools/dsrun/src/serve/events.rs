@@ -2,6 +2,7 @@
 
 use super::{
     api::Usage,
+    error::ApiError,
     generation::{Answers, Piece},
 };
 use axum::{
@@ -22,21 +23,28 @@ use std::{
 /// The interval of comments that keep an idle connection alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// An update of the answers to a request.
-pub(crate) enum Update {
-    /// A piece of an answer.
-    Piece(Piece),
-    /// All answers are complete and used these tokens.
-    Usage(Usage),
+/// Writes the events of a stream.
+pub(crate) trait Script: Send + 'static {
+    /// Whether the stream ends with `[DONE]`, unless it ends with an error.
+    const ENDS_WITH_DONE: bool;
+
+    /// The events before the first piece.
+    fn open(&mut self, usage: Usage) -> Vec<Event>;
+
+    /// The events of a piece.
+    fn piece(&mut self, piece: Piece) -> Vec<Event>;
+
+    /// The events after the last piece, when all answers are complete.
+    fn close(&mut self, usage: Usage) -> Vec<Event>;
+
+    /// The events of an error, which are the last ones.
+    fn fail(&mut self, error: &ApiError) -> Vec<Event>;
 }
 
-/// Streams answers: `write` turns each update into events, which are sent as JSON. The stream ends with `[DONE]`, or with an error.
-pub(crate) fn stream<T: Serialize>(
-    answers: Answers,
-    include_usage: bool,
-    write: impl FnMut(Update) -> Vec<T> + Send + 'static,
-) -> Response {
-    let state = Stream { answers, include_usage, write, ready: VecDeque::new(), done: false };
+/// Streams answers as a script writes them.
+pub(crate) fn stream<S: Script>(answers: Answers, mut script: S) -> Response {
+    let ready = script.open(answers.usage()).into();
+    let state = Stream { answers, script, ready, done: false };
     let events = stream::unfold(state, |mut state| async move {
         let event = state.next().await?;
         Some((Ok::<_, Infallible>(event), state))
@@ -48,15 +56,14 @@ pub(crate) fn stream<T: Serialize>(
     response
 }
 
-struct Stream<W> {
+struct Stream<S> {
     answers: Answers,
-    include_usage: bool,
-    write: W,
+    script: S,
     ready: VecDeque<Event>,
     done: bool,
 }
 
-impl<T: Serialize, W: FnMut(Update) -> Vec<T>> Stream<W> {
+impl<S: Script> Stream<S> {
     async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -66,21 +73,17 @@ impl<T: Serialize, W: FnMut(Update) -> Vec<T>> Stream<W> {
                 return None;
             }
             match self.answers.next().await {
-                Some(Ok(piece)) => {
-                    let values = (self.write)(Update::Piece(piece));
-                    self.ready.extend(values.iter().map(event));
-                }
+                Some(Ok(piece)) => self.ready.extend(self.script.piece(piece)),
                 Some(Err(error)) => {
                     self.done = true;
-                    self.ready.push_back(event(&error.body()));
+                    self.ready.extend(self.script.fail(&error));
                 }
                 None => {
                     self.done = true;
-                    if self.include_usage {
-                        let values = (self.write)(Update::Usage(self.answers.usage()));
-                        self.ready.extend(values.iter().map(event));
+                    self.ready.extend(self.script.close(self.answers.usage()));
+                    if S::ENDS_WITH_DONE {
+                        self.ready.push_back(Event::default().data("[DONE]"));
                     }
-                    self.ready.push_back(Event::default().data("[DONE]"));
                 }
             }
         }
@@ -88,9 +91,10 @@ impl<T: Serialize, W: FnMut(Update) -> Vec<T>> Stream<W> {
 }
 
 /// An event with a value as JSON, which has no line breaks and so is one line.
-fn event(value: &impl Serialize) -> Event {
+pub(crate) fn event(name: Option<&str>, value: &impl Serialize) -> Event {
+    let event = name.map_or_else(Event::default, |name| Event::default().event(name));
     // Bodies consist of strings and numbers, so they can always be serialised.
-    Event::default().data(serde_json::to_string(value).unwrap_or_default())
+    event.data(serde_json::to_string(value).unwrap_or_default())
 }
 
 /// A unique id of a response.

@@ -224,6 +224,8 @@ pub(crate) struct Piece {
     pub(crate) text: String,
     /// The tokens of the text, if they were asked for.
     pub(crate) tokens: Vec<Token>,
+    /// The index of the stop string that ended the answer, if one did.
+    pub(crate) stop: Option<usize>,
     /// The reason why the answer ended, set on its last piece.
     pub(crate) finish: Option<Finish>,
 }
@@ -260,7 +262,8 @@ impl Choice {
         };
         self.ended = finish.is_some();
         let id = (!ends).then_some(event.token);
-        Some(Ok(Piece { index: self.index, id, cached, text: output.text, tokens: output.tokens, finish }))
+        let (index, stop) = (self.index, output.stop);
+        Some(Ok(Piece { index, id, cached, text: output.text, tokens: output.tokens, stop, finish }))
     }
 }
 

@@ -5,7 +5,9 @@ use super::{
         chat::{ChatChunk, ChatCompletion, ChatRequest},
         completions::{Completion, CompletionRequest},
         embeddings::{EmbeddingList, EmbeddingRequest},
+        messages::{MessageAnswer, MessageEvent, MessagesRequest, TokenCount},
         models::{ModelCard, ModelList},
+        responses::{ResponseObject, ResponsesRequest},
         tokens::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse},
     },
     error::ErrorBody,
@@ -97,6 +99,47 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
         },
         Operation {
             method: "post",
+            path: "/v1/messages",
+            summary: "Continues a conversation, in the form of Anthropic's API.",
+            request: Some(reference::<MessagesRequest>(schemas)),
+            answers: vec![
+                (json, reference::<MessageAnswer>(schemas)),
+                (events, reference::<MessageEvent>(schemas)),
+            ],
+            guarded: true,
+        },
+        Operation {
+            method: "post",
+            path: "/v1/messages/count_tokens",
+            summary: "Counts the tokens of a conversation.",
+            request: Some(reference::<MessagesRequest>(schemas)),
+            answers: vec![(json, reference::<TokenCount>(schemas))],
+            guarded: true,
+        },
+        Operation {
+            method: "post",
+            path: "/v1/responses",
+            summary: "Responds to an input, and stores the conversation.",
+            request: Some(reference::<ResponsesRequest>(schemas)),
+            answers: vec![
+                (json, reference::<ResponseObject>(schemas)),
+                (
+                    events,
+                    json!({"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}),
+                ),
+            ],
+            guarded: true,
+        },
+        Operation {
+            method: "delete",
+            path: "/v1/responses/{id}",
+            summary: "Forgets a stored response.",
+            request: None,
+            answers: vec![(json, json!({"type": "object"}))],
+            guarded: true,
+        },
+        Operation {
+            method: "post",
             path: "/v1/embeddings",
             summary: "Embeds texts.",
             request: Some(reference::<EmbeddingRequest>(schemas)),
@@ -124,6 +167,13 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
     let gets = [
         ("/v1/models", "Lists the model.", json, reference::<ModelList>(schemas), true),
         ("/v1/models/{model}", "Describes the model.", json, reference::<ModelCard>(schemas), true),
+        (
+            "/v1/responses/{id}",
+            "Returns a stored response.",
+            json,
+            reference::<ResponseObject>(schemas),
+            true,
+        ),
         ("/metrics", "Metrics for Prometheus.", "text/plain", text(), true),
         ("/health", "The same as `/health/ready`.", json, status.clone(), false),
         ("/health/live", "Whether the process is alive.", json, status.clone(), false),
@@ -161,9 +211,10 @@ fn described(operation: &Operation, error: &Value) -> Value {
         described["requestBody"] =
             json!({"required": true, "content": {"application/json": {"schema": schema}}});
     }
-    if operation.path.contains("{model}") {
+    let parameter = operation.path.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    if let Some((name, _)) = parameter {
         described["parameters"] =
-            json!([{"name": "model", "in": "path", "required": true, "schema": {"type": "string"}}]);
+            json!([{"name": name, "in": "path", "required": true, "schema": {"type": "string"}}]);
     }
     if operation.guarded {
         // The empty requirement is for servers without keys.

@@ -14,8 +14,10 @@ use super::{
     embeddings::embeddings,
     error::ApiError,
     intake::Work,
+    messages::{count_tokens, messages},
     openapi::openapi,
     origins, page,
+    responses::{forget, responses, stored},
 };
 use axum::{
     Extension, Json, Router,
@@ -37,6 +39,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
+        .route("/v1/responses", post(responses))
+        .route("/v1/responses/{id}", get(stored).delete(forget))
         .route("/v1/embeddings", post(embeddings))
         .route("/v1/models", get(models))
         .route("/v1/models/{*name}", get(model))
@@ -82,7 +88,7 @@ pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
 async fn guard(
     State(app): State<Arc<App>>,
     Extension(Peer(peer)): Extension<Peer>,
-    request: Request<Body>,
+    mut request: Request<Body>,
     next: Next,
 ) -> Result<Response, ApiError> {
     let client = app.keys.identify(request.headers(), peer.ip())?;
@@ -90,6 +96,7 @@ async fn guard(
     if let Some(rate) = app.rate.as_ref().filter(|_| request.method() == Method::POST) {
         rate.count(client, Instant::now())?;
     }
+    request.extensions_mut().insert(client);
     Ok(next.run(request).await)
 }
 

@@ -7,6 +7,7 @@ use super::{
     connections::{self, ConnectionLimits},
     intake::{BodyLimits, Intake},
     origins::Origins,
+    response_store::ResponseStore,
     routes::router,
 };
 use anyhow::{Context, Result, anyhow};
@@ -61,6 +62,7 @@ pub(super) fn app_with_keys(settings: &ServeSettings, name: String, keys: ApiKey
     let mut app = App::new(name, intake, answer_timeout, keys, rate);
     app.origins = origins;
     app.access_log = settings.access_log.unwrap_or_default();
+    app.responses = Arc::new(ResponseStore::new(settings.response_store()));
     app.strict_fields = settings.strict_fields.unwrap_or(false);
     Ok(app)
 }

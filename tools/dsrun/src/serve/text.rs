@@ -24,6 +24,8 @@ pub(crate) struct Output {
     pub(crate) text: String,
     /// The tokens of that text, if they were asked for.
     pub(crate) tokens: Vec<Token>,
+    /// The index of the stop string that ended the answer, if one did.
+    pub(crate) stop: Option<usize>,
     /// The reason why the answer ended, if it did.
     pub(crate) finish: Option<FinishReason>,
 }
@@ -68,7 +70,7 @@ impl AnswerText {
         self.decoded.1 += piece.decoded.chars().count();
         self.certain += piece.text.len();
         let tokens = self.release(piece.finish.is_some());
-        Output { text: piece.text, tokens, finish: piece.finish }
+        Output { text: piece.text, tokens, stop: piece.stop, finish: piece.finish }
     }
 
     /// Takes the tokens whose text is certain. Tokens of a stop string are not released.

@@ -1,13 +1,18 @@
 //! Tool calls: the formats that models write them in, and a parser that finds them in an answer.
 
+mod json_call;
+
 use super::api::chat::Function;
 use dsrun_models::chat::ChatTemplate;
+use json_call::{Head, ObjectEnd, head};
 use serde_json::{Map, Value};
 
 /// The beginning of a call in the Hermes format.
 const OPEN: &str = "<tool_call>";
 /// The end of a call in the Hermes format.
 const CLOSE: &str = "</tool_call>";
+/// What stands between calls in the other formats, and around them.
+const SEPARATORS: [char; 8] = [' ', '\n', '\r', '\t', ';', ',', '[', ']'];
 
 /// The format of a model's tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +41,13 @@ pub(crate) enum Otherwise {
 pub(crate) enum Part {
     /// Text for the reader.
     Text(String),
-    /// A tool call. The arguments are JSON.
-    Call { name: String, arguments: String },
+    /// A tool call begins.
+    Begins {
+        /// The name of the function.
+        name: String,
+    },
+    /// The next part of the arguments of the last call, which are JSON as a whole.
+    Arguments(String),
 }
 
 impl ToolFormat {
@@ -123,19 +133,29 @@ pub(crate) struct ToolParser {
     names: Vec<String>,
     /// Calls that are still returned; later ones are dropped.
     left: usize,
+    /// Whether the arguments that come belong to a call that is dropped.
+    drops: bool,
     /// Text that may be a call, or the beginning of one.
     held: String,
     state: State,
+    /// Calls so far.
+    calls: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum State {
     /// Only blanks so far.
     Start,
     /// Text for the reader.
     Outside,
-    /// After the beginning of a call.
-    Inside,
+    /// Where a call begins.
+    Head,
+    /// In the arguments of a call.
+    Arguments(ObjectEnd),
+    /// After the arguments of a call, before what closes it.
+    Tail,
+    /// In what may be a call with its fields in another order, which is read as a whole.
+    Whole,
     /// After a call, where blanks are dropped.
     AfterCall,
 }
@@ -143,17 +163,15 @@ enum State {
 impl ToolParser {
     /// A parser of answers that may call the functions of these names, at most `limit` times.
     pub(crate) fn new(format: ToolFormat, names: Vec<String>, limit: usize) -> Self {
-        Self { format, names, left: limit, held: String::new(), state: State::Start }
+        Self { format, names, left: limit, drops: false, held: String::new(), state: State::Start, calls: 0 }
     }
 
     /// Adds the next piece of text.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Part> {
         self.held.push_str(text);
-        let parts = match self.format {
-            ToolFormat::Hermes => self.hermes(),
-            ToolFormat::Json => self.json('{'),
-            ToolFormat::List => self.json('['),
-        };
+        let mut parts = Vec::new();
+        // Each step takes text from what is held, or changes the state; the last one waits for more.
+        while self.step(&mut parts) {}
         self.limited(parts)
     }
 
@@ -164,25 +182,32 @@ impl ToolParser {
     }
 
     fn limited(&mut self, mut parts: Vec<Part>) -> Vec<Part> {
-        parts.retain(|part| {
-            let call = matches!(part, Part::Call { .. });
-            let dropped = call && self.left == 0;
-            self.left -= usize::from(call && !dropped);
-            !dropped
+        parts.retain(|part| match part {
+            Part::Text(_) => true,
+            Part::Arguments(_) => !self.drops,
+            Part::Begins { .. } => {
+                self.drops = self.left == 0;
+                self.left = self.left.saturating_sub(1);
+                !self.drops
+            }
         });
         parts
     }
 
     fn rest(&mut self) -> Vec<Part> {
         let held = std::mem::take(&mut self.held);
-        let calls = match (self.format, self.state) {
-            (ToolFormat::Hermes, State::Inside) => parse(&held).map(|call| vec![call]),
-            (ToolFormat::Json | ToolFormat::List, State::Inside) => self.all_calls(&held),
-            (_, State::AfterCall) if held.trim().is_empty() => Some(Vec::new()),
+        let hermes = self.format == ToolFormat::Hermes;
+        let calls = match self.state {
+            State::Arguments(_) | State::Tail => Some(Vec::new()),
+            State::Head | State::Whole if hermes => parse(&held),
+            // What closes the list.
+            State::Head if self.calls > 0 && held.trim_matches(SEPARATORS).is_empty() => Some(Vec::new()),
+            State::Head | State::Whole => self.all_calls(&held),
+            State::AfterCall if held.trim().is_empty() => Some(Vec::new()),
             _ => None,
         };
         let text = || match self.state {
-            State::Inside if self.format == ToolFormat::Hermes => format!("{OPEN}{held}"),
+            State::Head | State::Whole if hermes => format!("{OPEN}{held}"),
             _ => held.clone(),
         };
         calls.unwrap_or_else(|| {
@@ -190,59 +215,133 @@ impl ToolParser {
         })
     }
 
-    fn hermes(&mut self) -> Vec<Part> {
-        let mut parts = Vec::new();
-        loop {
-            if self.state == State::Inside {
-                let Some(end) = self.held.find(CLOSE) else { return parts };
-                let call = parse(&self.held[..end]);
-                // Anything else between the tags is text.
-                parts.push(call.unwrap_or_else(|| Part::Text(format!("{OPEN}{}{CLOSE}", &self.held[..end]))));
-                self.held.drain(..end + CLOSE.len());
-                self.state = State::AfterCall;
-            }
-            if matches!(self.state, State::Start | State::AfterCall) {
-                let blanks = self.held.len() - self.held.trim_start().len();
-                // Blanks before a call are dropped; before text they are part of it.
-                let rest = &self.held[blanks..];
-                if rest.len() < OPEN.len() && OPEN.starts_with(rest) {
-                    return parts;
+    /// Reads on, and returns whether there is more to read.
+    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+        match &mut self.state {
+            State::Start | State::AfterCall => self.start(),
+            State::Outside => self.outside(parts),
+            State::Head => self.head(parts),
+            State::Arguments(end) => {
+                let found = end.find(&self.held);
+                let arguments: String = self.held.drain(..found.unwrap_or(self.held.len())).collect();
+                if !arguments.is_empty() {
+                    parts.push(Part::Arguments(arguments));
                 }
-                if rest.starts_with(OPEN) {
-                    self.held.drain(..blanks);
+                if found.is_some() {
+                    self.state = State::Tail;
                 }
-                self.state = State::Outside;
+                found.is_some()
             }
-            let (end, open) = match self.held.find(OPEN) {
-                Some(end) => (end, true),
-                None => (self.held.len() - overlap(&self.held, OPEN), false),
-            };
-            let text: String = self.held.drain(..end).collect();
-            if !text.is_empty() {
-                parts.push(Part::Text(text));
-            }
-            if !open {
-                return parts;
-            }
-            self.held.drain(..OPEN.len());
-            self.state = State::Inside;
+            State::Tail => self.tail(),
+            State::Whole => self.whole(parts),
         }
     }
 
-    /// Parses an answer that is calls as a whole if it begins with `first`.
-    fn json(&mut self, first: char) -> Vec<Part> {
-        if self.state == State::Start {
-            match self.held.trim_start().chars().next() {
-                None => return Vec::new(),
-                Some(character) if character == first => self.state = State::Inside,
-                Some(_) => self.state = State::Outside,
+    /// Finds out whether a call begins after blanks.
+    fn start(&mut self) -> bool {
+        let blanks = self.held.len() - self.held.trim_start().len();
+        let rest = &self.held[blanks..];
+        let first = match self.format {
+            ToolFormat::Hermes => OPEN,
+            ToolFormat::Json => "{",
+            ToolFormat::List => "[",
+        };
+        if rest.len() < first.len() && first.starts_with(rest) {
+            return false;
+        }
+        let begins = rest.starts_with(first);
+        // Blanks before a call are dropped; before text they are part of it.
+        if begins && self.format == ToolFormat::Hermes {
+            self.held.drain(..blanks);
+        }
+        self.state = if begins && self.format != ToolFormat::Hermes { State::Head } else { State::Outside };
+        true
+    }
+
+    /// Takes text for the reader, up to what may begin a call.
+    fn outside(&mut self, parts: &mut Vec<Part>) -> bool {
+        let (end, open) = match (self.format, self.held.find(OPEN)) {
+            (ToolFormat::Hermes, Some(end)) => (end, true),
+            (ToolFormat::Hermes, None) => (self.held.len() - overlap(&self.held, OPEN), false),
+            // Calls are the whole answer.
+            _ => (self.held.len(), false),
+        };
+        let text: String = self.held.drain(..end).collect();
+        if !text.is_empty() {
+            parts.push(Part::Text(text));
+        }
+        if open {
+            self.held.drain(..OPEN.len());
+            self.state = State::Head;
+        }
+        open
+    }
+
+    /// Reads the beginning of a call.
+    fn head(&mut self, parts: &mut Vec<Part>) -> bool {
+        let separators = match self.format {
+            ToolFormat::Hermes => 0,
+            _ => self.held.len() - self.held.trim_start_matches(SEPARATORS).len(),
+        };
+        match head(&self.held[separators..]) {
+            Head::Partial => false,
+            Head::Call { name, arguments } if self.is_known(&name) => {
+                self.held.drain(..separators + arguments);
+                parts.push(Part::Begins { name });
+                self.calls += 1;
+                self.state = State::Arguments(ObjectEnd::default());
+                true
+            }
+            // After calls, other text is for the reader.
+            _ if self.calls > 0 && self.format != ToolFormat::Hermes => {
+                self.state = State::Outside;
+                true
+            }
+            _ => {
+                self.state = State::Whole;
+                true
             }
         }
-        // Whether an answer that begins like a call is one is known at its end.
-        if self.state == State::Inside || self.held.is_empty() {
-            return Vec::new();
+    }
+
+    /// Whether a call of this function is one. In the format with marks any is, and the client says that there is no such tool.
+    fn is_known(&self, name: &str) -> bool {
+        self.format == ToolFormat::Hermes || self.names.iter().any(|known| known == name)
+    }
+
+    /// Skips what closes a call.
+    fn tail(&mut self) -> bool {
+        if self.format == ToolFormat::Hermes {
+            let Some(end) = self.held.find(CLOSE) else {
+                let kept = overlap(&self.held, CLOSE);
+                self.held.drain(..self.held.len() - kept);
+                return false;
+            };
+            self.held.drain(..end + CLOSE.len());
+            self.state = State::AfterCall;
+            return true;
         }
-        vec![Part::Text(std::mem::take(&mut self.held))]
+        let blanks = self.held.len() - self.held.trim_start().len();
+        let closes = self.held[blanks..].starts_with('}');
+        if self.held.len() > blanks {
+            self.held.drain(..blanks + usize::from(closes));
+            self.state = State::Head;
+        }
+        self.held.len() > blanks
+    }
+
+    /// Reads a call as a whole, once it is there.
+    fn whole(&mut self, parts: &mut Vec<Part>) -> bool {
+        // In the other formats the whole answer is calls, or none of it.
+        let Some(end) = self.held.find(CLOSE).filter(|_| self.format == ToolFormat::Hermes) else {
+            return false;
+        };
+        let text = &self.held[..end];
+        // Anything else between the tags is text.
+        parts.extend(parse(text).unwrap_or_else(|| vec![Part::Text(format!("{OPEN}{text}{CLOSE}"))]));
+        self.held.drain(..end + CLOSE.len());
+        self.state = State::AfterCall;
+        true
     }
 
     /// The calls of a text, if it consists of calls of known functions only.
@@ -256,14 +355,13 @@ impl ToolParser {
                 value => vec![value],
             };
             for value in values_here {
-                let call = as_call(value)?;
-                let Part::Call { name, .. } = &call else { return None };
-                if !self.names.contains(name) {
+                let (name, arguments) = as_call(value)?;
+                if !self.names.contains(&name) {
                     return None;
                 }
-                calls.push(call);
+                calls.extend([Part::Begins { name }, Part::Arguments(arguments)]);
             }
-            rest = rest[values.byte_offset()..].trim_start_matches([';', ' ', '\n', '\r', '\t']);
+            rest = rest[values.byte_offset()..].trim_start_matches(SEPARATORS);
         }
         Some(calls)
     }
@@ -274,12 +372,14 @@ fn overlap(text: &str, tag: &str) -> usize {
     (1..tag.len()).rev().find(|length| text.ends_with(&tag[..*length])).unwrap_or(0)
 }
 
-fn parse(text: &str) -> Option<Part> {
-    as_call(serde_json::from_str(text.trim()).ok()?)
+/// A call that is there as a whole.
+fn parse(text: &str) -> Option<Vec<Part>> {
+    let (name, arguments) = as_call(serde_json::from_str(text.trim()).ok()?)?;
+    Some(vec![Part::Begins { name }, Part::Arguments(arguments)])
 }
 
-/// A call, with its arguments under either name. Arguments may be JSON in a string.
-fn as_call(value: Value) -> Option<Part> {
+/// The name and the arguments of a call, which may be under either name, and JSON in a string.
+fn as_call(value: Value) -> Option<(String, String)> {
     let Value::Object(mut call) = value else { return None };
     let Some(Value::String(name)) = call.remove("name") else { return None };
     let arguments = call.remove("arguments").or_else(|| call.remove("parameters"));
@@ -289,7 +389,7 @@ fn as_call(value: Value) -> Option<Part> {
         None | Some(Value::Null) => Map::new(),
         Some(_) => return None,
     };
-    Some(Part::Call { name, arguments: Value::Object(arguments).to_string() })
+    Some((name, Value::Object(arguments).to_string()))
 }
 
 #[cfg(test)]
@@ -301,8 +401,9 @@ mod tests {
         Part::Text(text.into())
     }
 
+    /// A call, in a form that is easy to write and to compare.
     fn call(name: &str, arguments: &str) -> Part {
-        Part::Call { name: name.into(), arguments: arguments.into() }
+        Part::Begins { name: format!("{name}({arguments})") }
     }
 
     /// The parts of a text that arrives in pieces of this many characters, with neighbouring texts joined.
@@ -315,7 +416,17 @@ mod tests {
         for part in pieces.into_iter().flatten().chain(parser.finish()) {
             match (parts.last_mut(), part) {
                 (Some(Part::Text(before)), Part::Text(text)) => before.push_str(&text),
+                (Some(Part::Begins { name }), Part::Arguments(text)) => name.push_str(&text),
                 (_, part) => parts.push(part),
+            }
+        }
+        // Arguments are JSON, however they were written.
+        for part in &mut parts {
+            if let Part::Begins { name: call } = part {
+                let (name, arguments) = call.split_at(1);
+                let arguments = serde_json::from_str(arguments)
+                    .map_or(arguments.to_owned(), |value: Value| value.to_string());
+                *call = format!("{name}({arguments})");
             }
         }
         parts
@@ -331,6 +442,11 @@ mod tests {
     )]
     #[case("<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"x\\\": 2}\"}</tool_call>", vec![call("f", r#"{"x":2}"#)])]
     #[case("<tool_call>{\"name\": \"f\", \"arguments\": {}}", vec![call("f", "{}")])]
+    #[case("<tool_call>{\"arguments\": {\"x\": 1}, \"name\": \"f\"}</tool_call>", vec![call("f", r#"{"x":1}"#)])]
+    #[case("<tool_call>{\"name\": \"f\"}</tool_call> Done.", vec![call("f", "{}"), text(" Done.")])]
+    #[case("<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"</tool_call>\"}}</tool_call>", vec![call("f", r#"{"x":"</tool_call>"}"#)])]
+    // A limit cuts the arguments off.
+    #[case("<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1", vec![call("f", "{\"x\": 1")])]
     #[case("<tool_call>nonsense</tool_call>", vec![text("<tool_call>nonsense</tool_call>")])]
     #[case("<tool_call>nonsense", vec![text("<tool_call>nonsense")])]
     #[case("a < b <tool", vec![text("a < b <tool")])]
@@ -346,6 +462,11 @@ mod tests {
     #[case("{\"name\": \"unknown\"}", vec![text("{\"name\": \"unknown\"}")])]
     #[case("{\"answer\": 4}", vec![text("{\"answer\": 4}")])]
     #[case("{\"name\": \"f\", ", vec![text("{\"name\": \"f\", ")])]
+    #[case("{\"name\": \"f\", \"parameters\": {\"x\": {\"y\": 1}}}", vec![call("f", r#"{"x":{"y":1}}"#)])]
+    #[case(
+        "{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", \"parameters\": {}}\n",
+        vec![call("f", "{}"), call("g", "{}")]
+    )]
     fn json(#[case] answer: &str, #[case] expected: Vec<Part>, #[values(1, 3, 1000)] size: usize) {
         assert_eq!(parts(ToolFormat::Json, answer, size), expected);
     }
@@ -357,6 +478,32 @@ mod tests {
     #[case("[1] is a list", vec![text("[1] is a list")])]
     fn list(#[case] answer: &str, #[case] expected: Vec<Part>, #[values(1, 3, 1000)] size: usize) {
         assert_eq!(parts(ToolFormat::List, answer, size), expected);
+    }
+
+    #[test]
+    fn arguments_come_piece_by_piece() {
+        for (format, before, after) in [
+            (ToolFormat::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": ", "}</tool_call>"),
+            (ToolFormat::Json, "{\"name\": \"f\", \"parameters\": ", "}"),
+            (ToolFormat::List, "[{\"name\": \"f\", \"arguments\": ", "}]"),
+        ] {
+            let mut parser = ToolParser::new(format, vec!["f".into()], usize::MAX);
+            assert_eq!(parser.push(before), []);
+            let begins = vec![Part::Begins { name: "f".into() }, Part::Arguments("{\"x\"".into())];
+            assert_eq!(parser.push("{\"x\""), begins);
+            assert_eq!(parser.push(": [1,"), [Part::Arguments(": [1,".into())]);
+            assert_eq!(parser.push("2]}"), [Part::Arguments("2]}".into())]);
+            assert_eq!(parser.push(after), []);
+            assert_eq!(parser.finish(), []);
+        }
+    }
+
+    #[test]
+    fn calls_beyond_the_limit_are_dropped_with_their_arguments() {
+        let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call>";
+        let mut parser = ToolParser::new(ToolFormat::Hermes, vec!["f".into()], 1);
+        let parts = parser.push(&format!("{call}{call}"));
+        assert_eq!(parts, [Part::Begins { name: "f".into() }, Part::Arguments("{\"x\": 1}".into())]);
     }
 
     #[rstest]

@@ -99,6 +99,30 @@ pub(crate) struct ChatMessage {
     pub(crate) cache_control: Option<Value>,
 }
 
+impl ChatMessage {
+    /// A message without content.
+    pub(crate) fn new(role: Role) -> Self {
+        Self {
+            role,
+            content: None,
+            name: None,
+            tool_calls: None,
+            tool_call_id: None,
+            reasoning_content: None,
+            reasoning: None,
+            refusal: None,
+            audio: None,
+            function_call: None,
+            annotations: None,
+            provider_specific_fields: None,
+            reasoning_details: None,
+            thinking_blocks: None,
+            parsed: None,
+            cache_control: None,
+        }
+    }
+}
+
 /// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -152,6 +176,20 @@ pub(crate) enum Part {
 }
 
 impl Content {
+    /// The bytes of the text.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Parts(parts) => parts
+                .iter()
+                .map(|part| match part {
+                    Part::Text { text, .. } => text.len(),
+                    Part::Refusal { refusal } => refusal.len(),
+                })
+                .sum(),
+        }
+    }
+
     /// The text as a whole.
     pub(crate) fn text(&self) -> String {
         match self {
@@ -384,6 +422,24 @@ pub(crate) struct ChatChunkChoice {
     pub(crate) finish_reason: Option<Finish>,
 }
 
+/// What a piece adds to a call: the first piece has its id and its name, the others have parts of its arguments.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct ToolCallDelta {
+    pub(crate) index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) r#type: Option<CallType>,
+    pub(crate) function: FunctionDelta,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct FunctionDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    pub(crate) arguments: String,
+}
+
 /// What a piece adds to a message.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct Delta {
@@ -395,5 +451,5 @@ pub(crate) struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) tool_calls: Vec<ToolCall>,
+    pub(crate) tool_calls: Vec<ToolCallDelta>,
 }

@@ -230,10 +230,13 @@ async fn metrics_count_requests_and_tokens() {
 async fn every_described_path_exists() {
     let server = start().await;
     let document = server.client.json("/openapi.json").await.expect("a document");
+    let response = json!({"model": MODEL, "input": "Hello", "max_output_tokens": 1});
     for (path, operations) in document["paths"].as_object().expect("there are paths") {
         for method in operations.as_object().expect("there are operations").keys() {
             let method: Method = method.to_uppercase().parse().expect("a method");
-            let path = path.replace("{model}", MODEL);
+            let stored = server.served("/v1/responses", &response).await;
+            let id = stored["id"].as_str().expect("an id");
+            let path = path.replace("{model}", MODEL).replace("{id}", id);
             let body = (method == Method::POST).then(|| json!({}));
             let answer = server.client.send(method.clone(), &path, body.as_ref()).await.expect("an answer");
             // The endpoint refuses an empty request.

@@ -145,6 +145,26 @@ impl Running {
         tokio::time::timeout(PATIENCE, read).await.expect("the stream ends")
     }
 
+    /// All events of a stream whose events have names, which are those of their types.
+    pub(super) async fn named_events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let read = async {
+            let response = self.client.send(Method::POST, path, Some(body)).await.expect("the stream starts");
+            assert_eq!(response.status(), 200);
+            let body = axum::body::Body::new(response.into_body());
+            axum::body::to_bytes(body, usize::MAX).await.expect("the stream ends")
+        };
+        let bytes = tokio::time::timeout(PATIENCE, read).await.expect("the stream ends in time");
+        let text = String::from_utf8(bytes.to_vec()).expect("a text");
+        let event = |block: &str| {
+            let (name, data) = block.split_once('\n').expect("a name and data");
+            let data = data.strip_prefix("data: ").expect("data");
+            let event: Value = serde_json::from_str(data).expect("JSON");
+            assert_eq!(name.strip_prefix("event: "), event["type"].as_str(), "{block}");
+            event
+        };
+        text.split("\n\n").filter(|block| !block.is_empty()).map(event).collect()
+    }
+
     /// The value of a metric.
     pub(super) async fn metric(&self, name: &str) -> f64 {
         let text = self.client.text("/metrics").await.expect("there are metrics");
