@@ -8,6 +8,7 @@ use crate::{
         truncating_cast,
     },
     faulty_experts::{bias_of_expert_0, selection_bias_weighs, skipped_to_expert_0, ties_to_the_last},
+    faulty_latents::{rest_before_value, rest_not_scored},
     raw::{self, Query},
     tensor::{Copied, bytes},
     wrap::{Run, in_region},
@@ -302,6 +303,36 @@ static FAULTS: &[Fault] = &[
         }
         _ => false,
     }),
+    run("rest_not_scored", rest_not_scored),
+    run("rest_dropped", |run, stream| {
+        let Some(Some(OperandDesc::Weight(weight))) = run.call.operands.get(1) else {
+            return run.right(stream);
+        };
+        let columns = weight.columns();
+        operand(run, stream, "head_linear", 0, |run, x| {
+            let Op::HeadLinear(op) = run.call.op else { return };
+            let head = x.width() / op.heads as usize;
+            (0..x.count()).filter(|index| index % head >= columns).for_each(|index| x.set_float(index, 0.0));
+        })
+    }),
+    run("heads_rotated", |run, stream| {
+        operand(run, stream, "head_linear", 0, |run, x| {
+            let Op::HeadLinear(op) = run.call.op else { return };
+            let (before, width) = (x.clone(), x.width());
+            let head = width / op.heads as usize;
+            for index in 0..x.count() {
+                let (row, column) = (index / width, index % width);
+                x.set_bits(index, before.bits(row * width + (column + head) % width));
+            }
+        })
+    }),
+    run("latent_slot_off_by_one", |run, stream| {
+        operand(run, stream, "latent_write", 3, |run, slots| {
+            let all = slot_count(run);
+            slots.map(|_, slot| if (0..all).contains(&slot) { (slot + 1) % all } else { slot });
+        })
+    }),
+    run("rest_before_value", rest_before_value),
     run("routes_past_extent", |run, stream| {
         let bounded = run.arguments.results.first().is_some_and(|experts| experts.extent.is_some());
         if !bounded {

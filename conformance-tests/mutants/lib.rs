@@ -7,6 +7,7 @@ mod change;
 mod faults;
 mod faulty_calls;
 mod faulty_experts;
+mod faulty_latents;
 mod raw;
 mod table;
 mod tensor;

@@ -129,6 +129,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "moe_group/i32/extent",
     ),
     mutant("routes_past_extent", "a row past the extent is routed", "moe_route_softmax/f32/extent"),
+    // Latent attention.
+    mutant(
+        "rest_not_scored",
+        "scores leave out the part of a key that is behind its value",
+        "paged_attention/f32/shared_values",
+    ),
+    mutant("rest_dropped", "the rest of a head is not copied", "head_linear_f32/f32/latent"),
+    mutant("heads_rotated", "every head has the matrix of the next", "head_linear_f32/f32/latent"),
+    mutant("latent_slot_off_by_one", "latents are written a slot too late", "latent_write/f32/prompt"),
+    mutant(
+        "rest_before_value",
+        "the rest of a key is written in front of its value",
+        "latent_write/f32/prompt",
+    ),
     // Memory.
     mutant("unwritten_row", "the last row of a result is not written", "add/f32/prime"),
     mutant("writes_behind", "one element behind the result is written", "add/f32/prime"),

@@ -9,6 +9,7 @@ mod cache;
 mod collective;
 mod elementwise;
 mod embed;
+mod head_linear;
 mod linear;
 mod mixture;
 mod moe;
@@ -95,6 +96,8 @@ pub const TABLES: &[Table] = &[
     table("moe_group", INTEGERS, moe::group, moe::drawn_group),
     table("grouped_linear", FLOATS, moe::grouped_linear, moe::drawn_grouped_linear),
     table("moe_combine", FLOATS, moe::combine, moe::drawn_combine),
+    table("head_linear", FLOATS, head_linear::head_linear, head_linear::drawn_head_linear),
+    table("latent_write", FLOATS, cache::latent_write, cache::drawn_latent_write),
     table("all_reduce", ALL, collective::all_reduce, collective::drawn_all_reduce),
     table("all_gather", ALL, collective::all_gather, collective::drawn_all_gather),
     table("reduce_scatter", ALL, collective::reduce_scatter, collective::drawn_reduce_scatter),

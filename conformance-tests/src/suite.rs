@@ -173,7 +173,7 @@ impl Item {
     pub fn is_required(&self, subject: &Subject, profiles: &[Profile]) -> bool {
         let (case, op_profile): (&Case, fn(&Op) -> Option<Profile>) = match &self.work {
             Work::Check(check) => return check.profile.is_some_and(|profile| profiles.contains(&profile)),
-            Work::Case(case) => (case, |op| op.signature().map(|signature| signature.profile)),
+            Work::Case(case) => (case, Op::profile),
             Work::Lowered(case) => (case, |op| Some(profile_of_body(op))),
         };
         let required =

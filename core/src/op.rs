@@ -23,6 +23,7 @@ mod collective;
 mod elementwise;
 mod embed;
 mod index_map;
+mod latent;
 mod linear;
 mod moe;
 mod norm;
@@ -44,6 +45,7 @@ pub use collective::{
 pub use elementwise::{Add, Cast, Columns};
 pub use embed::{Embed, GatherRows};
 pub use index_map::{Axis, DimensionKind, IndexMaps, IterationDimension};
+pub use latent::{HeadLinear, LatentWrite};
 pub use linear::Linear;
 pub use moe::{GroupScore, GroupedLinear, MoeCombine, MoeGroup, MoeRoute, RouterNorm, RouterScore};
 pub use norm::{LayerNorm, RmsNorm};
@@ -237,6 +239,8 @@ primitives! {
     MoeGroup = 29,
     GroupedLinear = 30,
     MoeCombine = 31,
+    HeadLinear = 32,
+    LatentWrite = 33,
     AllReduce = 64,
     AllGather = 65,
     ReduceScatter = 66,
@@ -271,6 +275,14 @@ impl Op {
         match self {
             Self::Region(region) => region.name(),
             primitive => primitive.signature().map_or("region", |signature| signature.name),
+        }
+    }
+
+    /// The profile that requires the op with these attributes; `None` for a region.
+    pub fn profile(&self) -> Option<Profile> {
+        match self {
+            Self::PagedAttention(op) if op.value_size > 0 => Some(Profile::LlmMla1),
+            op => Some(op.signature()?.profile),
         }
     }
 

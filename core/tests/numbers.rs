@@ -45,6 +45,8 @@ fn op_numbers_are_stable() {
         ("moe_group", 29),
         ("grouped_linear", 30),
         ("moe_combine", 31),
+        ("head_linear", 32),
+        ("latent_write", 33),
         ("all_reduce", 64),
         ("all_gather", 65),
         ("reduce_scatter", 66),
@@ -75,7 +77,7 @@ fn op_numbers_are_stable() {
 #[test]
 fn other_numbers_are_stable() {
     assert_eq!(DType::ALL.map(|dtype| dtype as u32), [1, 2, 3, 4, 5, 6, 7]);
-    assert_eq!(Profile::ALL.map(|profile| profile as u32), [1, 2, 3, 4]);
+    assert_eq!(Profile::ALL.map(|profile| profile as u32), [1, 2, 3, 4, 5]);
     assert_eq!(Code::ALL.map(|code| code as u32), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
     assert_eq!([MemoryKind::Device as u32, MemoryKind::Pinned as u32], [1, 2]);
     let blocks = BlockFormat::ALL.map(WeightFormat::Block);
@@ -101,8 +103,8 @@ fn other_numbers_are_stable() {
 #[case(Rope { heads: 9, pairing: RopePairing::Neighbours, scale: 2.0 }, &[9, 2, 0x4000_0000])]
 #[case(AllReduce { axis: MeshAxis::Data, reduction: Reduction::Mean }, &[0, 4])]
 #[case(
-    PagedAttention { query_heads: 9, kv_heads: 3, scale: 1.0, softcap: 0.0, window: 4096, mask: AttentionMask::Explicit },
-    &[9, 3, 0x3F80_0000, 0, 4096, 3]
+    PagedAttention { query_heads: 9, kv_heads: 3, scale: 1.0, softcap: 0.0, window: 4096, mask: AttentionMask::Explicit, value_size: 0 },
+    &[9, 3, 0x3F80_0000, 0, 4096, 3, 0]
 )]
 #[case(Sample {}, &[])]
 fn attributes_are_words(#[case] op: impl Into<Op>, #[case] words: &[u32]) {

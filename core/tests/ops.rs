@@ -12,15 +12,15 @@ mod types;
 
 use calls::{
     ACTIVATION, ALL_REDUCE, ATTENTION, AXIS, COLUMNS, COMBINE, Case, EMBED, GATED, GATHER, GROUP, GROUPED,
-    PAGED, RMS_NORM, ROPE, ROUTE, SCATTER, valid,
+    HEAD_LINEAR, PAGED, RMS_NORM, ROPE, ROUTE, SCATTER, valid,
 };
 use dsrun_core::{
     Code, DType, Error, Size,
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttributeValue,
-        Axis, Cast, Columns, DimensionKind, Embed, GateLayout, GatedActivation, GroupedLinear, LayerNorm,
-        Linear, LinearW8A8, MoeCombine, MoeGroup, MoeRoute, Op, OperandKind, OperandType, PageGather,
-        PagedAttention, PrepareStep, ReduceScatter, Reduction, RmsNorm, Rope, RouterScore,
+        Axis, Cast, Columns, DimensionKind, Embed, GateLayout, GatedActivation, GroupedLinear, HeadLinear,
+        LayerNorm, Linear, LinearW8A8, MoeCombine, MoeGroup, MoeRoute, Op, OperandKind, OperandType,
+        PageGather, PagedAttention, PrepareStep, ReduceScatter, Reduction, RmsNorm, Rope, RouterScore,
     },
 };
 use misfits::MISFITS;
@@ -297,6 +297,7 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
     for heads in [0, 5, u32::MAX] {
         add("heads", Rope { heads, ..ROPE }.into());
         add("query_heads", PagedAttention { query_heads: heads, ..PAGED }.into());
+        add("heads", HeadLinear { heads: if heads == 5 { 3 } else { heads }, ..HEAD_LINEAR }.into());
         add("query_heads", Attention { query_heads: heads, ..ATTENTION }.into());
     }
     for (scale, softcap) in [(f32::NAN, 0.0), (f32::INFINITY, 0.0)] {
@@ -308,6 +309,7 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
         add("softcap", PagedAttention { softcap, ..PAGED }.into());
         add("softcap", Attention { softcap, ..ATTENTION }.into());
     }
+    add("dtype", HeadLinear { dtype: DType::I8, ..HEAD_LINEAR }.into());
     add("mask", Attention { mask: AttentionMask::Explicit, ..ATTENTION }.into());
     add("alpha", Add { alpha: f32::NAN }.into());
     add("start", Columns { start: 65, ..COLUMNS }.into());
@@ -324,6 +326,7 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
     add("kv_heads", paged(0).into(), "query_heads", None);
     add("kv_heads", paged(4).into(), "key_cache", Some("shape[1]"));
     add("mask", PagedAttention { mask: AttentionMask::Causal, ..PAGED }.into(), "mask_bits", None);
+    add("value_size", PagedAttention { value_size: 4, ..PAGED }.into(), "value_cache", None);
     let attention = |kv_heads| Attention { kv_heads, ..ATTENTION };
     add("kv_heads", attention(0).into(), "query_heads", None);
     add("kv_heads", attention(1).into(), "query", Some("shape[1]"));
@@ -384,6 +387,12 @@ fn every_attribute_with_wrong_values_has_one() {
 #[case::order_alone(GROUPED, &["f32[3, 8]", "weight f32[16, 8]", "i32[3, 2]", "_", "i32[3, 2]", "_"], "starts")]
 #[case::starts_alone(GROUPED, &["f32[3, 8]", "weight f32[16, 8]", "i32[3, 2]", "_", "_", "i32[9]"], "order")]
 #[case::no_mask(PAGED, &["f32[3, 8]", "f32[9, 2, 4, 2]", "f32[9, 2, 4, 2]", "i32[1]", "i32[1]", "i32[1]", "i32[1, 1]", "i32[0]", "_", "_", "_"], "mask_bits")]
+#[case::no_value_cache(PAGED, &["f32[3, 8]", "f32[9, 2, 4, 2]", "_", "i32[1]", "i32[1]", "i32[1]", "i32[1, 1]", "i32[0]", "_", "_", "u32[3, 1]"], "value_cache")]
+#[case::long_values(
+    PagedAttention { value_size: 3, ..PAGED },
+    &["f32[3, 8]", "f32[9, 2, 4, 2]", "_", "i32[1]", "i32[1]", "i32[1]", "i32[1, 1]", "i32[0]", "_", "_", "u32[3, 1]"],
+    "value_size"
+)]
 fn optional_operands_that_need_each_other_are_missed(
     #[case] op: impl Into<Op>,
     #[case] operands: &[&str],

@@ -309,6 +309,7 @@ impl DecoderStep {
             softcap: 0.0,
             window: heads.window.unwrap_or(0),
             mask: AttentionMask::Causal,
+            value_size: 0,
         };
         let operands = [
             heads.query,

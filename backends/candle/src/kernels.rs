@@ -75,6 +75,8 @@ impl Compute for CandleKernels {
             Op::MoeGroup(op) => Box::new(*op),
             Op::GroupedLinear(op) => Box::new(*op),
             Op::MoeCombine(op) => Box::new(*op),
+            Op::HeadLinear(op) => Box::new(*op),
+            Op::LatentWrite(op) => Box::new(*op),
             // The engine runs a region's body op by op instead, which is what the region means.
             Op::Region(region) => {
                 let name = region.name();
@@ -88,7 +90,7 @@ impl Compute for CandleKernels {
 
     fn is_batch_invariant(&self, op: &Op) -> bool {
         // The order of a matrix product's sums may depend on the number of rows.
-        !matches!(op, Op::Linear(_) | Op::GroupedLinear(_))
+        !matches!(op, Op::Linear(_) | Op::GroupedLinear(_) | Op::HeadLinear(_))
     }
 
     fn run(&self, kernel: &Self::Kernel, frame: &Frame<'_>, host: &Host) -> Result<()> {

@@ -73,6 +73,8 @@ impl Compute for CpuKernels {
             Op::MoeGroup(op) => Box::new(*op),
             Op::GroupedLinear(op) => Box::new(*op),
             Op::MoeCombine(op) => Box::new(*op),
+            Op::HeadLinear(op) => Box::new(*op),
+            Op::LatentWrite(op) => Box::new(*op),
             Op::Region(region) => ops::region::kernel(region)?,
             other => {
                 return Err(Error::unsupported(format!(

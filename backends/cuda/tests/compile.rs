@@ -181,7 +181,15 @@ fn attention_calls(dtype: DType) -> Vec<ValidCall> {
         (600, 600, 8, 8, 80),
     ] {
         for mask in [AttentionMask::Causal, AttentionMask::Bidirectional, AttentionMask::Explicit] {
-            let op = PagedAttention { query_heads, kv_heads, scale: 0.1, softcap: 0.0, window: 0, mask };
+            let op = PagedAttention {
+                query_heads,
+                kv_heads,
+                scale: 0.1,
+                softcap: 0.0,
+                window: 0,
+                mask,
+                value_size: 0,
+            };
             let cache = tensor(dtype, &[8, kv_heads as usize, 16, size]);
             let query = tensor(dtype, &[tokens, query_heads as usize * size]);
             let lengths = [integers(sequences), integers(sequences), integers(sequences)];
@@ -505,6 +513,7 @@ fn attention_and_quantisation() -> impl Iterator<Item = ValidCall> {
                 softcap: 0.0,
                 window: 0,
                 mask: AttentionMask::Causal,
+                value_size: 0,
             };
             let mut program = ProgramBuilder::new("attention");
             let mut input = |name: &str, dtype, shape: &[usize]| {

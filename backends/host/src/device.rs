@@ -63,7 +63,7 @@ impl<C: Compute> HostDevice<C> {
             memory_bytes: host_memory().unwrap_or(0),
             alignment: ALIGNMENT,
             dtypes: vec![DType::F32, DType::BF16, DType::F16],
-            profiles: vec![Profile::LlmCore1, Profile::LlmQuant1, Profile::LlmMoe1, Profile::LlmDist1],
+            profiles: Profile::ALL.to_vec(),
             strict_nan: true,
             unified_memory: true,
         };

@@ -126,7 +126,15 @@ fn no_op_panics(
             operands.extend([a.indices(&[3]), a.indices(&[3]), a.indices(&[3]), a.indices(&[3, 2])]);
             operands.extend([a.of(0i32, &[0]), a.of(0.5f32, &[4]), a.of(0.5f32, &[4])]);
             operands.push(if mask == AttentionMask::Explicit { a.of(0x5555_5555u32, &[6, 1]) } else { None });
-            let op = PagedAttention { query_heads: 4, kv_heads: 2, scale: 1.0, softcap: 2.0, window, mask };
+            let op = PagedAttention {
+                query_heads: 4,
+                kv_heads: 2,
+                scale: 1.0,
+                softcap: 2.0,
+                window,
+                mask,
+                value_size: 0,
+            };
             a.run(op, operands, &[(F32, &[6, 32], None), (F32, &[6, 4], None)]);
 
             if mask != AttentionMask::Explicit {

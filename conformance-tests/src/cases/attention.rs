@@ -140,7 +140,10 @@ pub(super) fn drawn_paged(dtype: DType, draw: &mut Draw) -> Case {
     let value_size = draw.pick(&[None, Some(24)]);
     let wide_query = draw.sometimes();
     let setup = drawn_setup(draw);
-    let setup = Setup { mask, wide_query, value_size: value_size.unwrap_or(setup.value_size), ..setup };
+    let shared_values = draw.sometimes();
+    let value_size = value_size.unwrap_or(setup.value_size);
+    let value_size = if shared_values { value_size.min(setup.key_size) } else { value_size };
+    let setup = Setup { mask, wide_query, value_size, shared_values, ..setup };
     let values = draw.pick(&Values::USUAL);
     paged_case(dtype, draw.id(), draw.values(), &setup, values)
 }
@@ -152,8 +155,11 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
     // Queries have no large mean: with keys of a large mean, all scores would be very large and nearly equal.
     let query = random.tensor(query_type, &[batch.tokens, heads * setup.key_size], Values::Uniform);
     let keys = cache_of(setup, &batch, &mut random, dtype, setup.key_size, Values::HeavyTailed);
-    let cached = cache_of(setup, &batch, &mut random, dtype, setup.value_size, values);
-    let (query_values, key_values, value_values) = (query.values(), keys.values(), cached.values());
+    let cached =
+        (!setup.shared_values).then(|| cache_of(setup, &batch, &mut random, dtype, setup.value_size, values));
+    let stride = if setup.shared_values { setup.key_size } else { setup.value_size };
+    let (query_values, key_values) = (query.values(), keys.values());
+    let value_values = cached.as_ref().unwrap_or(&keys).values();
     let mut y = vec![Element::Untouched; batch.tokens * heads * setup.value_size];
     let mut log_sum_exp = vec![Element::Untouched; batch.tokens * heads];
     let real = setup.real_sequences.unwrap_or(setup.sequences.len());
@@ -177,7 +183,7 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
                 Seen {
                     distance: position - key as f64,
                     key: &key_values[at(setup.key_size)..][..setup.key_size],
-                    value: &value_values[at(setup.value_size)..][..setup.value_size],
+                    value: &value_values[at(stride)..][..setup.value_size],
                 }
             };
             let keys = (0..*length).filter(|key| visibility.sees(token, *key, |other| batch.bit(row, other)));
@@ -208,7 +214,7 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
     let operands = vec![
         Operand::laid(query, rows),
         Operand::laid(keys, gaps),
-        Operand::laid(cached, gaps),
+        cached.and_then(|cached| Operand::laid(cached, gaps)),
         vector(batch.start.clone()),
         vector(setup.sequences.iter().map(|(new, _)| *new).collect()),
         vector(setup.sequences.iter().map(|(_, length)| *length).collect()),
@@ -225,6 +231,7 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
         softcap: setup.softcap,
         window: setup.window as u32,
         mask: setup.mask,
+        value_size: if setup.shared_values { setup.value_size as u32 } else { 0 },
     };
     Case::new(id, CallCase::new(op, operands, results))
 }
@@ -235,7 +242,7 @@ pub(super) fn unpaged(dtype: DType) -> Vec<Case> {
     all.extend(random_setups(&mut Random::named(&format!("attention/{dtype}"))));
     let mut cases = Vec::new();
     for (number, mut setup) in all.into_iter().enumerate() {
-        if setup.mask == AttentionMask::Explicit || setup.wide_query {
+        if setup.mask == AttentionMask::Explicit || setup.wide_query || setup.shared_values {
             continue;
         }
         setup.sinks = false;

@@ -10,7 +10,7 @@ use crate::{
 };
 use dsrun_core::{
     DType,
-    op::{KvWrite, PageGather, PageScatter},
+    op::{KvWrite, LatentWrite, PageGather, PageScatter},
 };
 
 /// Label; pages, heads, slots per page, key size, value size; tokens, extent and gap of each case.
@@ -55,13 +55,7 @@ pub(super) fn drawn_kv_write(dtype: DType, draw: &mut Draw) -> Case {
 /// A case of `kv_write` with keys and values of the first type and a cache of the second.
 fn write_case([from, dtype]: [DType; 2], id: String, mut random: Random, write: Write) -> Case {
     let (_, [pages, heads, block, key_size, value_size], tokens, extent, gap) = write;
-    // Every slot at most once, mixed with -1 and slots out of range.
-    let free = random.shuffled(pages * block);
-    let slot = |token: usize, random: &mut Random| match random.below(6) {
-        0 => random.pick(&[-1, -2, (pages * block) as i32, i32::MAX, i32::MIN]),
-        _ => free.get(token).map_or(-1, |slot| *slot as i32),
-    };
-    let slots: Vec<i32> = (0..tokens).map(|token| slot(token, &mut random)).collect();
+    let slots = slots_of(&mut random, [pages, block], tokens);
     let (mut operands, mut results) = (Vec::new(), Vec::new());
     let mut rows = Vec::new();
     for size in [key_size, value_size] {
@@ -85,8 +79,65 @@ fn write_case([from, dtype]: [DType; 2], id: String, mut random: Random, write: 
     Case::new(id, CallCase::new(KvWrite {}, operands, results))
 }
 
+pub(super) fn latent_write(dtype: DType) -> Vec<Case> {
+    let rounded = (dtype != DType::F32).then_some((DType::F32, "latent_write_of_f32"));
+    let of = |(from, name): (DType, &str)| {
+        let one = |write: &Write| {
+            let id = format!("{name}/{dtype}/{}", write.0);
+            let random = Random::named(&id);
+            latent_case([from, dtype], id, random, *write)
+        };
+        WRITES.iter().map(one).collect::<Vec<_>>()
+    };
+    [(dtype, "latent_write")].into_iter().chain(rounded).flat_map(of).collect()
+}
+
+pub(super) fn drawn_latent_write(dtype: DType, draw: &mut Draw) -> Case {
+    let from = draw.pick(&[dtype, DType::F32]);
+    let (tokens, pages) = (draw.pick(&[1, 0, 2, 7, 16, 17, 61]), draw.pick(&[1, 2, 7, 9]));
+    let (heads, block) = (draw.pick(&[1, 2, 3]), draw.pick(&[1, 4, 7, 8, 16, 32]));
+    let (value_size, rest) = (draw.pick(&[64, 1, 5, 8, 128, 512]), draw.pick(&[8, 1, 24, 64]));
+    let layout = drawn_layout(draw, tokens);
+    let write = ("", [pages, heads, block, value_size, rest], tokens, layout.extent, layout.gap);
+    latent_case([from, dtype], draw.id(), draw.values(), write)
+}
+
+/// A case of `latent_write` with rows of the first type and a cache of the second.
+fn latent_case([from, dtype]: [DType; 2], id: String, mut random: Random, write: Write) -> Case {
+    let (_, [pages, heads, block, value_size, rest], tokens, extent, gap) = write;
+    let slots = slots_of(&mut random, [pages, block], tokens);
+    let shape = [pages, heads, block, value_size + rest];
+    let before = random.tensor(dtype, &shape, Values::Special);
+    let mut elements = vec![Element::Untouched; before.bits.len()];
+    let mut operands = vec![Operand::laid(before, Layout::strided(gap, 1))];
+    for (offset, size) in [(0, value_size), (value_size, rest)] {
+        let new = random.tensor(from, &[tokens, heads * size], Values::HeavyTailed);
+        for (token, slot) in slots.iter().enumerate().take(extent.unwrap_or(tokens)) {
+            let Some((page, place)) = cache::place(*slot, pages, block) else { continue };
+            for (column, bits) in new.bits[token * heads * size..][..heads * size].iter().enumerate() {
+                let at = cache::element(shape, page, column / size, place, offset + column % size);
+                elements[at] = element(from, *bits, dtype);
+            }
+        }
+        operands.push(Operand::laid(new, Layout::strided(gap, 0).with_extent(extent)));
+    }
+    operands.push(Operand::laid(Tensor::vector(&slots), Layout::default().with_extent(extent)));
+    Case::new(id, CallCase::new(LatentWrite {}, operands, vec![Expected::new(elements)]))
+}
+
+/// The slots of tokens in a cache of so many pages of so many slots: every one at most once, mixed with -1 and slots out of
+/// range.
+fn slots_of(random: &mut Random, [pages, block]: [usize; 2], tokens: usize) -> Vec<i32> {
+    let free = random.shuffled(pages * block);
+    let slot = |token: usize, random: &mut Random| match random.below(6) {
+        0 => random.pick(&[-1, -2, (pages * block) as i32, i32::MAX, i32::MIN]),
+        _ => free.get(token).map_or(-1, |slot| *slot as i32),
+    };
+    (0..tokens).map(|token| slot(token, random)).collect()
+}
+
 /// A copy that converts to another type.
-fn element(from: DType, bits: u32, to: DType) -> Element {
+pub(super) fn element(from: DType, bits: u32, to: DType) -> Element {
     let nan = Element::Real(Real::new(f64::NAN, 0.0));
     elementwise::cast(from, bits, to).map_or(nan, Element::Bits)
 }

@@ -14,10 +14,10 @@ use dsrun_core::{
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
         Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, GateLayout, GatedActivation, GatherRows,
-        GroupScore, GroupedLinear, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, MeshAxis,
-        MoeCombine, MoeGroup, MoeRoute, Nonlinearity, Op, PageGather, PageScatter, PagedAttention,
-        PrepareStep, Profile, QuantPerToken, Receive, ReduceScatter, Reduction, RmsNorm, Rope, RopePairing,
-        RouterNorm, RouterScore, Sample, Send,
+        GroupScore, GroupedLinear, HeadLinear, KvWrite, LatentWrite, LayerNorm, Linear, LinearW8A8,
+        LogitProcess, MeshAxis, MoeCombine, MoeGroup, MoeRoute, Nonlinearity, Op, PageGather, PageScatter,
+        PagedAttention, PrepareStep, Profile, QuantPerToken, Receive, ReduceScatter, Reduction, RmsNorm,
+        Rope, RopePairing, RouterNorm, RouterScore, Sample, Send,
     },
 };
 use std::sync::Arc;
@@ -55,6 +55,7 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
         softcap: 0.0,
         window: 0,
         mask: AttentionMask::Causal,
+        value_size: 0,
     };
     let unpaged = Attention {
         query_heads: 4,
@@ -107,6 +108,22 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
                 float(&[6, 128]),
                 float(&cache),
                 float(&cache),
+                per_sequence(),
+                per_sequence(),
+                per_sequence(),
+                integers(&[3, 4]),
+                integers(&[words as usize]),
+                None,
+                None,
+                None,
+            ],
+        ),
+        (
+            PagedAttention { kv_heads: 1, value_size: 48, ..paged }.into(),
+            vec![
+                float(&[6, 256]),
+                float(&[8, 1, 16, 64]),
+                None,
                 per_sequence(),
                 per_sequence(),
                 per_sequence(),
@@ -181,6 +198,8 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
             MoeCombine { count, first_expert }.into(),
             vec![float(&[6, 128]), singles(&[6, 2]), integers(&[6, 2])],
         ),
+        (HeadLinear { dtype, heads: 2 }.into(), vec![float(&[6, 80]), weight(dtype, [48, 32])]),
+        (LatentWrite {}.into(), vec![float(&cache), float(&[6, 48]), float(&[6, 16]), integers(&[6])]),
         (AllReduce { axis, reduction: sum }.into(), vec![float(&plane)]),
         (AllGather { axis, ranks, rows: false }.into(), vec![float(&plane)]),
         (ReduceScatter { axis, ranks, rows: false, reduction: sum }.into(), vec![float(&[6, wide])]),
@@ -210,7 +229,7 @@ pub(super) fn profiles(subject: &Subject) -> Outcome {
         for (op, operands) in plain(dtype, work(device), 2) {
             let Some(signature) = op.signature() else { continue };
             // Calls over ranks are asked for with the ranks that are there.
-            if op.mesh_axis().is_some() || !claimed.contains(&signature.profile) {
+            if op.mesh_axis().is_some() || !op.profile().is_some_and(|profile| claimed.contains(&profile)) {
                 continue;
             }
             let name = format!("{}/{dtype}", signature.name);

@@ -324,6 +324,7 @@ impl Layers {
             softcap: 0.0,
             window: 0,
             mask: AttentionMask::Causal,
+            value_size: 0,
         };
         let lengths: Vec<Given> = place.lengths.iter().map(Given::from).collect();
         let work = bench.work_list(&lengths)?;

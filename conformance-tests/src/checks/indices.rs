@@ -15,9 +15,9 @@ use crate::{
 use dsrun_core::{
     DType, WeightFormat,
     op::{
-        AttentionMask, CommitTokens, Embed, GatherRows, GroupScore, GroupedLinear, KvWrite, LogitProcess,
-        MoeCombine, MoeGroup, MoeRoute, Op, PageGather, PageScatter, PagedAttention, PrepareStep, Rope,
-        RopePairing, RouterNorm, RouterScore, SAMPLING_COLUMNS, Sample,
+        AttentionMask, CommitTokens, Embed, GatherRows, GroupScore, GroupedLinear, KvWrite, LatentWrite,
+        LogitProcess, MoeCombine, MoeGroup, MoeRoute, Op, PageGather, PageScatter, PagedAttention,
+        PrepareStep, Rope, RopePairing, RouterNorm, RouterScore, SAMPLING_COLUMNS, Sample,
     },
 };
 
@@ -93,6 +93,10 @@ fn calls(dtype: DType) -> Vec<(&'static str, CallCase)> {
             indices(&hostile(random, 16)),
         ],
     );
+    add(
+        LatentWrite {}.into(),
+        vec![pages(random), plane(random, COUNT, 10), plane(random, COUNT, 6), indices(&hostile(random, 16))],
+    );
     add(PageGather {}.into(), vec![pages(random), indices(&hostile(random, 4))]);
     add(PageScatter {}.into(), vec![pages(random), plane(random, COUNT, page), indices(&hostile(random, 4))]);
     // Two sequences, one of which has its keys nowhere at all.
@@ -103,6 +107,7 @@ fn calls(dtype: DType) -> Vec<(&'static str, CallCase)> {
         softcap: 0.0,
         window,
         mask,
+        value_size: 0,
     };
     for (mask, window) in
         [(AttentionMask::Causal, 0), (AttentionMask::Causal, 5), (AttentionMask::Bidirectional, 0)]

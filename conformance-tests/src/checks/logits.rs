@@ -213,6 +213,7 @@ impl Model {
                     softcap: 0.0,
                     window: 0,
                     mask: AttentionMask::Causal,
+                    value_size: 0,
                 };
                 let mut operands = vec![q.into(), keys, values];
                 operands.extend(lengths.iter().cloned());

@@ -64,6 +64,7 @@ impl Sequence {
             softcap: 0.0,
             window: 0,
             mask: AttentionMask::Causal,
+            value_size: 0,
         }
         .into()
     }

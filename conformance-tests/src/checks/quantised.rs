@@ -83,6 +83,7 @@ impl Common {
             softcap: 0.0,
             window: 0,
             mask: AttentionMask::Causal,
+            value_size: 0,
         };
         let lengths: Vec<Given> = self.lengths.iter().map(Given::from).collect();
         let work = bench.work_list(&lengths)?;

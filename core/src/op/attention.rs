@@ -7,7 +7,7 @@
 
 use super::{
     Axis,
-    DimensionKind::{Parallel, Reduced},
+    DimensionKind::{Parallel, Reduced, Whole},
     IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
     attributes::choice,
     cache::product,
@@ -84,7 +84,7 @@ attributes! {
     /// |---|---|---|
     /// | `query` | float `[T, query_heads * D]` | a row of no sequence is skipped: its result is not written |
     /// | `key_cache` | float `[P, kv_heads, B, D]` | this step's keys are already in it |
-    /// | `value_cache` | as `key_cache`, `[P, kv_heads, B, D']` | |
+    /// | `value_cache` | as `key_cache`, `[P, kv_heads, B, D']` | absent if `value_size` is not 0 |
     /// | `query_start`, `query_length`, `kv_length` | i32 `[S]` | |
     /// | `block_table` | i32 `[S, N]` | -1 after the last page |
     /// | `work` | i32 `[words]` | the result of [`AttentionPrepare`] |
@@ -93,6 +93,9 @@ attributes! {
     /// | `mask_bits` | u32 `[T, ceil(L / 32)]`, with mask `explicit` | bit `j` of row `t`: it attends to token `j < L` of its sequence in this step |
     /// | → `y` | as `query`, `[T, query_heads * D']` | |
     /// | → `log_sum_exp` | f32 `[T, query_heads]` | of the scores, sinks included |
+    ///
+    /// With `value_size = n > 0` there is one cache: the value of a key is its first `n` elements, and `D' = n`. Only `llm-mla-1`
+    /// requires that.
     ///
     /// With `window = w > 0` a query attends to no key at `i <= p - w`. For a query that attends to no key `y` is zero, and
     /// `log_sum_exp` is its sink or minus infinity. Scores and sums are computed in f32 or better; softmax weights may be
@@ -110,12 +113,31 @@ attributes! {
         window: u32,
         /// The keys that a query attends to.
         mask: AttentionMask,
+        /// The number of leading elements of each key that are its value; 0 if values are in `value_cache`.
+        value_size: u32,
     }
 }
 
 impl PagedAttention {
     fn group(&self) -> Result<usize> {
         group(self.query_heads, self.kv_heads)
+    }
+
+    /// The size of a value head.
+    fn value_head(&self, operands: &Operands<'_>) -> Result<usize> {
+        let (key_size, shared) = (operands.tensor("key_cache")?.known(3)?, self.value_size as usize);
+        match operands.optional("value_cache") {
+            None if shared == 0 => Err(Error::invalid("is missing (value_size is 0)").at("value_cache")),
+            None if shared > key_size => {
+                let message = format!("is {shared}, must be at most {key_size} (size of a key)");
+                Err(Error::invalid(message).at("value_size"))
+            }
+            None => Ok(shared),
+            Some(_) if shared > 0 => {
+                Err(Error::invalid(format!("must be absent (value_size is {shared})")).at("value_cache"))
+            }
+            Some(values) => values.known(3),
+        }
     }
 }
 
@@ -127,7 +149,7 @@ impl Operation for PagedAttention {
         operands: &[
             operand("query", OperandKind::Float),
             operand("key_cache", OperandKind::Float),
-            operand("value_cache", OperandKind::Float),
+            optional("value_cache", OperandKind::Float),
             operand("query_start", OperandKind::I32),
             operand("query_length", OperandKind::I32),
             operand("kv_length", OperandKind::I32),
@@ -141,16 +163,18 @@ impl Operation for PagedAttention {
     };
 
     fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
-        let (query, keys, values) =
-            (operands.tensor("query")?, operands.tensor("key_cache")?, operands.tensor("value_cache")?);
+        let (query, keys) = (operands.tensor("query")?, operands.tensor("key_cache")?);
         self.group()?;
         check_numbers(self.scale, self.softcap)?;
         let [tokens, _] = query.sizes()?;
-        let [pages, heads, block, _] = values.sizes()?;
         let [_, _, _, key_size] = keys.sizes()?;
         keys.expect(1, &(self.kv_heads as usize).into(), "kv_heads")?;
-        keys.expect_shape([pages, heads, block, key_size], "shape of value_cache")?;
-        values.expect_dtype(keys.dtype(), "element type of key_cache")?;
+        if let Some(values) = operands.optional("value_cache") {
+            let [pages, heads, block, _] = values.sizes()?;
+            keys.expect_shape([pages, heads, block, key_size], "shape of value_cache")?;
+            values.expect_dtype(keys.dtype(), "element type of key_cache")?;
+        }
+        let value_size = self.value_head(operands)?;
         if keys.known(2)? == 0 {
             return Err(Error::invalid("is 0, but a page needs at least one slot")
                 .at("key_cache")
@@ -181,7 +205,7 @@ impl Operation for PagedAttention {
             }
             (_, None) => {}
         }
-        let width = product("value_cache", [self.query_heads as usize, values.known(3)?])?;
+        let width = product("value_cache", [self.query_heads as usize, value_size])?;
         Ok(vec![
             TensorType { dtype: query.dtype(), shape: vec![tokens.clone(), width.into()] },
             TensorType { dtype: DType::F32, shape: vec![tokens.clone(), (self.query_heads as usize).into()] },
@@ -190,15 +214,20 @@ impl Operation for PagedAttention {
 
     fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
         let [tokens, _] = operands.tensor("query")?.sizes()?;
-        let (keys, values) = (operands.tensor("key_cache")?, operands.tensor("value_cache")?);
+        let (key_size, value_size) = (operands.tensor("key_cache")?.known(3)?, self.value_head(operands)?);
+        let mut space = head_space(tokens, self.kv_heads, self.group()?, key_size, value_size);
+        if self.value_size > 0 {
+            // The elements of values are among those of keys, all of which every score needs.
+            space[4].1 = Whole;
+        }
         let absent_or =
             |name, axes: &'static [Axis]| if operands.optional(name).is_some() { axes } else { ABSENT };
         Ok(IndexMaps::new(
-            head_space(tokens, self.kv_heads, self.group()?, keys.known(3)?, values.known(3)?),
+            space,
             &[
                 &[Axis::Of(&[0]), Axis::Of(&[1, 2, 3])],
                 &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[3])],
-                &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[4])],
+                absent_or("value_cache", &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[4])]),
                 &[Axis::Gathered],
                 &[Axis::Gathered],
                 &[Axis::Gathered],

@@ -18,11 +18,14 @@ pub enum Profile {
     LlmMoe1 = 3,
     /// The collectives.
     LlmDist1 = 4,
+    /// The ops of models with latent attention.
+    LlmMla1 = 5,
 }
 
 impl Profile {
     /// Every profile, in the order of its number.
-    pub const ALL: [Self; 4] = [Self::LlmCore1, Self::LlmQuant1, Self::LlmMoe1, Self::LlmDist1];
+    pub const ALL: [Self; 5] =
+        [Self::LlmCore1, Self::LlmQuant1, Self::LlmMoe1, Self::LlmDist1, Self::LlmMla1];
 
     /// The name that documents and the command line use.
     pub const fn name(self) -> &'static str {
@@ -31,6 +34,7 @@ impl Profile {
             Self::LlmQuant1 => "llm-quant-1",
             Self::LlmMoe1 => "llm-moe-1",
             Self::LlmDist1 => "llm-dist-1",
+            Self::LlmMla1 => "llm-mla-1",
         }
     }
 }

@@ -6,10 +6,10 @@ use dsrun_core::{
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
         Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, GateLayout, GatedActivation, GatherRows,
-        GroupScore, GroupedLinear, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, MeshAxis,
-        MoeCombine, MoeGroup, MoeRoute, Nonlinearity, Op, OperandType, PageGather, PageScatter,
-        PagedAttention, PrepareStep, QuantPerToken, Receive, ReduceScatter, Reduction, RmsNorm, Rope,
-        RopePairing, RouterNorm, RouterScore, Sample, Send,
+        GroupScore, GroupedLinear, HeadLinear, KvWrite, LatentWrite, LayerNorm, Linear, LinearW8A8,
+        LogitProcess, MeshAxis, MoeCombine, MoeGroup, MoeRoute, Nonlinearity, Op, OperandType, PageGather,
+        PageScatter, PagedAttention, PrepareStep, QuantPerToken, Receive, ReduceScatter, Reduction, RmsNorm,
+        Rope, RopePairing, RouterNorm, RouterScore, Sample, Send,
     },
 };
 
@@ -32,6 +32,7 @@ pub(crate) const PAGED: PagedAttention = PagedAttention {
     softcap: 0.0,
     window: 0,
     mask: AttentionMask::Explicit,
+    value_size: 0,
 };
 pub(crate) const ATTENTION: Attention = Attention {
     query_heads: 4,
@@ -55,6 +56,7 @@ pub(crate) const ROUTE: MoeRoute = MoeRoute {
 pub(crate) const GROUP: MoeGroup = MoeGroup { count: 8, first_expert: 16 };
 pub(crate) const GROUPED: GroupedLinear = GroupedLinear { dtype: DType::F32, count: 8, first_expert: 16 };
 pub(crate) const COMBINE: MoeCombine = MoeCombine { count: 8, first_expert: 16 };
+pub(crate) const HEAD_LINEAR: HeadLinear = HeadLinear { dtype: DType::F32, heads: 4 };
 pub(crate) const GATHER: AllGather = AllGather { axis: AXIS, ranks: 4, rows: false };
 pub(crate) const SCATTER: ReduceScatter =
     ReduceScatter { axis: AXIS, ranks: 4, rows: false, reduction: Reduction::Sum };
@@ -120,6 +122,9 @@ pub(crate) fn valid() -> Vec<Case> {
     add(PAGED.into(), &explicit, &["f32[?t, 16]", "f32[?t, 4]"]);
     let causal = PagedAttention { mask: AttentionMask::Causal, ..PAGED };
     add(causal.into(), &[&paged[..], &["_", "_", "_"]].concat(), &["f32[?t, 16]", "f32[?t, 4]"]);
+    let shared = PagedAttention { value_size: 6, ..causal };
+    let one_cache = [&paged[..2], &["_"], &paged[3..], &["_", "f32[4]", "_"]].concat();
+    add(shared.into(), &one_cache, &["f32[?t, 24]", "f32[?t, 4]"]);
     let ragged = ["f32[?t, 32]", "f32[?t, 16]", "f32[?t, 8]", "i32[?s]", "i32[?s]"];
     add(ATTENTION.into(), &[&ragged[..], &["f32[4]"]].concat(), &["f32[?t, 16]"]);
     add(ATTENTION.into(), &[&ragged[..], &["_"]].concat(), &["f32[?t, 16]"]);
@@ -178,6 +183,9 @@ pub(crate) fn valid() -> Vec<Case> {
     add(GROUPED.into(), &[&["f16[?t, 128]"], &experts[..], &tables].concat(), &["f32[?t, 24]"]);
     add(GROUPED.into(), &[&["f16[?t, 64]"], &experts[..], &["_"; 3]].concat(), &["f32[?t, 24]"]);
     add(COMBINE.into(), &["bf16[?t, 48]", "f32[?t, 2]", "i32[?t, 2]"], &["bf16[?t, 24]"]);
+    add(HEAD_LINEAR.into(), &["f16[?t, 160]", "weight q8_0[96, 32]"], &["f32[?t, 128]"]);
+    add(HEAD_LINEAR.into(), &["f16[?t, 128]", "weight f16[96, 32]"], &["f32[?t, 96]"]);
+    add(LatentWrite {}.into(), &[keys, "f32[?t, 10]", "bf16[?t, 6]", "i32[?t]"], &[keys]);
     let rows = AllGather { rows: true, ..GATHER };
     add(ALL_REDUCE.into(), &["f16[?t, 8]"], &["f16[?t, 8]"]);
     add(GATHER.into(), &["i8[?t, 8]"], &["i8[?t, 32]"]);

@@ -125,7 +125,10 @@ void run_paged_attention(const dsr_call *call) {
     uint64_t rows = common_rows(common_rows(rows_of(y), &in[0]), log_sum_exp);
     rows = common_rows(rows, bits);
     uint64_t sequences = common_rows(common_rows(common_rows(rows_of(start), length), total), table);
-    keys all = {.key = &in[1], .value = &in[2], .key_size = size_of(&in[1], 3), .value_size = size_of(&in[2], 3)};
+    /* Without a cache of their own, values are the first elements of their keys. */
+    const tensor *value = is_there(&in[2]) ? &in[2] : &in[1];
+    keys all = {.key = &in[1], .value = value, .key_size = size_of(&in[1], 3)};
+    all.value_size = is_there(&in[2]) ? size_of(&in[2], 3) : attributes.value_size;
     all.page_count = size_of(table, 1);
     all.block = size_of(&in[1], 2);
     query q = {.mask = attributes.mask, .window = attributes.window, .scale = attributes.scale};

@@ -159,6 +159,7 @@
 #define DSR_PROFILE_LLM_QUANT_1 2
 #define DSR_PROFILE_LLM_MOE_1 3
 #define DSR_PROFILE_LLM_DIST_1 4
+#define DSR_PROFILE_LLM_MLA_1 5
 
 // Ops. What each computes stands with its attributes, at the end of this file.
 #define DSR_OP_EMBED 1 // y[t] = table[ids[t]] (+ position_table[positions[t]]); ids out of range give zeros
@@ -189,6 +190,8 @@
 #define DSR_OP_MOE_GROUP 29 // groups the assignments of tokens by expert
 #define DSR_OP_GROUPED_LINEAR 30 // y[t, j] = x[t] . weight[experts[t, j]] (+ bias): the linear layers of experts
 #define DSR_OP_MOE_COMBINE 31 // y[t] = sum_j weights[t, j] * x[t, j]: the weighted sum of a token's experts
+#define DSR_OP_HEAD_LINEAR 32 // y[t, h] = x[t, h, ..K] . weight[h], x[t, h, K..]: a linear layer of each head
+#define DSR_OP_LATENT_WRITE 33 // cache[slots[t]] = value[t], rest[t] in one cache; -1 skips
 #define DSR_OP_ALL_REDUCE 64 // reduces x over the ranks of a mesh axis; every rank gets the result
 #define DSR_OP_ALL_GATHER 65 // concatenates x of all ranks, along features or rows
 #define DSR_OP_REDUCE_SCATTER 66 // reduces x over the ranks; each keeps its share of features or rows
@@ -1248,7 +1251,7 @@ typedef struct dsr_attention_prepare_attributes {
     uint32_t words;
 } dsr_attention_prepare_attributes;
 
-// paged_attention(query: float, key_cache: float, value_cache: float, query_start: i32,
+// paged_attention(query: float, key_cache: float, value_cache?: float, query_start: i32,
 //     query_length: i32, kv_length: i32, block_table: i32, work: i32, alibi?: f32, sinks?: f32,
 //     mask_bits?: u32) -> y, log_sum_exp
 //
@@ -1261,7 +1264,7 @@ typedef struct dsr_attention_prepare_attributes {
 //
 //   query: float [T, query_heads * D]; a row of no sequence is skipped: its result is not written
 //   key_cache: float [P, kv_heads, B, D]; this step's keys are already in it
-//   value_cache: as key_cache, [P, kv_heads, B, D']
+//   value_cache: as key_cache, [P, kv_heads, B, D']; absent if value_size is not 0
 //   query_start, query_length, kv_length: i32 [S]
 //   block_table: i32 [S, N]; -1 after the last page
 //   work: i32 [words]; the result of attention_prepare
@@ -1270,6 +1273,9 @@ typedef struct dsr_attention_prepare_attributes {
 //   mask_bits: u32 [T, ceil(L / 32)], with mask explicit; bit j of row t: it attends to token j < L of its sequence in this step
 //   -> y: as query, [T, query_heads * D']
 //   -> log_sum_exp: f32 [T, query_heads]; of the scores, sinks included
+//
+// With value_size = n > 0 there is one cache: the value of a key is its first n elements, and D' = n. Only llm-mla-1
+// requires that.
 //
 // With window = w > 0 a query attends to no key at i <= p - w. For a query that attends to no key y is zero, and
 // log_sum_exp is its sink or minus infinity. Scores and sums are computed in f32 or better; softmax weights may be
@@ -1287,6 +1293,8 @@ typedef struct dsr_paged_attention_attributes {
     uint32_t window;
     // The keys that a query attends to. DSR_ATTENTION_MASK_*.
     uint32_t mask;
+    // The number of leading elements of each key that are its value; 0 if values are in value_cache.
+    uint32_t value_size;
 } dsr_paged_attention_attributes;
 
 // attention(query: float, key: float, value: float, start: i32, length: i32, alibi?: f32) -> y
@@ -1630,6 +1638,36 @@ typedef struct dsr_moe_combine_attributes {
     // The index of the first expert.
     uint32_t first_expert;
 } dsr_moe_combine_attributes;
+
+// head_linear(x: float, weight: weight) -> y
+//
+// A linear layer of each head: y[t, h, n] = sum_k x[t, h, k] * weight[h, n, k], and behind it the rest of the head.
+//
+//   x: float [T, heads * (K + R)]
+//   weight: weight [heads * N, K]; the matrices of all heads, one after the other, in any format
+//   -> y: dtype [T, heads * (N + R)]
+//
+// The first K elements of a head of x are multiplied. The other R >= 0 are copied behind the N products of the head,
+// and rounded if dtype is another type. Rounding of products is that of linear.
+typedef struct dsr_head_linear_attributes {
+    // The element type of the result; a float.
+    uint32_t dtype;
+    // The number of heads.
+    uint32_t heads;
+} dsr_head_linear_attributes;
+
+// latent_write(cache: float, value: float, rest: float, slots: i32) -> cache = cache
+//
+// Writes the values of this step's tokens, and behind each the rest of its key, into their slots.
+//
+//   cache: float [P, heads, B, D + R]; updated
+//   value: float [T, heads * D]; the first elements of the keys
+//   rest: float [T, heads * R]; the other elements
+//   slots: i32 [T]; the slot of row t; -1 skips; no slot twice
+//   -> cache: the operand, updated
+//
+// Such a cache is for paged_attention with value_size = D. Elements are rounded once if the cache has another
+// element type. Slots outside the cache are treated as -1.
 
 // all_reduce(x: any) -> y = x
 //

@@ -175,7 +175,7 @@ impl Kernel for PagedAttention {
         let [starts, queries, lengths, tables] = [3, 4, 5, 6].map(|index| frame.input::<i32>(index));
         let (starts, queries, lengths, tables) = (starts?, queries?, lengths?, tables?);
         let bits = frame.has(10).then(|| frame.input::<u32>(10)).transpose()?;
-        let pages = rows(frame, &[1, 2], &[]);
+        let pages = rows(frame, if frame.has(2) { &[1, 2] } else { &[1] }, &[]);
         let block = frame.bytes(1)?.shape[2];
         let mut formula = Formula {
             kv_heads: self.kv_heads as usize,
@@ -203,7 +203,12 @@ impl Kernel for PagedAttention {
                 .collect();
             let read = || {
                 let slots: Vec<[usize; 2]> = places.iter().map(|(_, slot)| *slot).collect();
-                let (keys, values) = (cached(frame, 1, &slots)?, cached(frame, 2, &slots)?);
+                let keys = cached(frame, 1, &slots)?;
+                let values = match frame.has(2) {
+                    true => cached(frame, 2, &slots)?,
+                    // The value of a key is its first elements.
+                    false => keys.narrow(2, 0, self.value_size as usize)?.contiguous()?,
+                };
                 let positions = places.iter().map(|(key, _)| *key).collect();
                 let first_position = i64::from(lengths.at(index)) - queries as i64;
                 Ok(Sequence { first_row, queries, first_position, positions, keys, values })

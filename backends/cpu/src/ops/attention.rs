@@ -113,10 +113,14 @@ impl KeySource for Paged<'_> {
 
 impl Kernel for PagedAttention {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
-        let (query, keys, values) = (frame.floats(0)?, frame.floats(1)?, frame.floats(2)?);
+        let (query, keys) = (frame.floats(0)?, frame.floats(1)?);
+        // Without a cache of their own, values are the first elements of their keys.
+        let shared = !frame.has(2);
+        let values = frame.floats(if shared { 1 } else { 2 })?;
         let (&[_, _, block, key_size], &[_, _, _, value_size]) = (keys.shape, values.shape) else {
             return Ok(());
         };
+        let value_size = if shared { self.value_size as usize } else { value_size };
         let source = Paged {
             query_start: frame.input(3)?,
             query_length: frame.input(4)?,

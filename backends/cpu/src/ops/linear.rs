@@ -3,10 +3,14 @@
 use crate::{
     floats::{FloatFrame, FloatOutput, FloatRows, Floats, FloatsMut},
     kernel::Kernel,
-    packed::PackedMatrix,
+    packed::{PackedMatrix, RowRange},
     parallel::{Lane, Worker},
 };
-use dsrun_core::{Result, kernels::PackedWeight, op::Linear};
+use dsrun_core::{
+    Result,
+    kernels::PackedWeight,
+    op::{HeadLinear, Linear},
+};
 use dsrun_host::{Frame, Tensor};
 
 /// Elements of widened activations and unrounded results that are held at a time.
@@ -23,6 +27,59 @@ impl Kernel for Linear {
             _ => Source::Rows(widen),
         };
         multiply(weight, bias.as_ref(), &source, rows, y, worker)
+    }
+}
+
+impl Kernel for HeadLinear {
+    fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
+        let (x, weight) = (frame.floats(0)?, frame.weight::<PackedMatrix>(1)?);
+        let mut y = frame.floats_mut(0)?;
+        let (rows, heads) = (x.rows.min(y.rows), (self.heads as usize).max(1));
+        let (inputs, outputs) = (weight.weight_type().columns(), weight.weight_type().rows() / heads);
+        let (head, result) = (x.width() / heads, y.width() / heads);
+        let range_of = |head: usize| head * outputs..(head + 1) * outputs;
+        let padded = weight.padded_inputs();
+        let widest = (0..heads).map(|head| weight.covered(&range_of(head)).len()).max().unwrap_or(outputs);
+        let of_row = heads.saturating_mul(padded.saturating_add(widest)).max(1);
+        let at_once = (HELD / of_row).max(16).min(rows).max(1);
+        for first in (0..rows).step_by(at_once) {
+            let count = at_once.min(rows - first);
+            // The rows of one head after those of another.
+            let all = heads * count;
+            grow(worker.inputs, all * padded);
+            grow(worker.outputs, all * widest);
+            let (shape, strides) = ([all, padded], [padded, 1]);
+            let data = FloatsMut::F32(&mut worker.inputs[..all * padded]);
+            let held = Tensor { data, shape: &shape, strides: &strides, rows: all };
+            held.fill_rows(&mut worker.team, all, 2, |index, out, _: &mut Lane| {
+                let start = x.row_start(first + index % count) + index / count * head;
+                x.data.widen(start, &mut out[..inputs]);
+                out[inputs..].fill(0.0);
+            });
+            let (mut ranges, mut xs) = (Vec::new(), &worker.inputs[..all * padded]);
+            let mut outs = &mut worker.outputs[..all * widest];
+            for head in 0..heads {
+                let covered = weight.covered(&range_of(head)).len();
+                let (x, other_xs) = xs.split_at(count * padded);
+                let (out, other_outs) = std::mem::take(&mut outs).split_at_mut(count * widest);
+                ranges.push(RowRange { rows: range_of(head), x, out: &mut out[..count * covered] });
+                (xs, outs) = (other_xs, other_outs);
+            }
+            weight.multiply_ranges(ranges, worker.team.pool)?;
+            let [scratch] = worker.team.lane().split([x.data.scratch(head - inputs)]);
+            for number in 0..heads {
+                let (range, covered) = (range_of(number), weight.covered(&range_of(number)));
+                for row in 0..count {
+                    let products = &worker.outputs[number * count * widest + row * covered.len()..];
+                    let products = &products[range.start - covered.start..][..outputs];
+                    let start = y.row_start(first + row) + number * result;
+                    y.data.store(start, products);
+                    let rest = x.row_start(first + row) + number * head + inputs;
+                    y.data.store(start + outputs, x.data.range(rest, head - inputs, scratch));
+                }
+            }
+        }
+        Ok(())
     }
 }
 

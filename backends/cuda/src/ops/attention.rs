@@ -280,6 +280,11 @@ fn recipe(
 }
 
 pub(super) fn paged(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
+    if op.value_size > 0 {
+        let message =
+            format!("is {}, but CUDA has no attention over values that are parts of keys", op.value_size);
+        return Err(Error::unsupported(message).at("value_size"));
+    }
     if let Some(plan) = decode::plan(op, call, device)? {
         return Ok(plan);
     }

@@ -121,6 +121,7 @@ impl Layers {
                 softcap: 0.0,
                 window: 0,
                 mask: AttentionMask::Causal,
+                value_size: 0,
             };
             let operands = [query, caches[0], caches[1], start, length, total, table, work].map(Some);
             let attended = program.calls(attention, operands.into_iter().chain([None; 3])).unwrap()[0];

@@ -61,6 +61,13 @@ fn of_heads(
 }
 
 pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, shared_bytes: u32) -> Result<CallPlan> {
+    if op.value_size > 0 {
+        let message = format!(
+            "is {}, but this backend has no attention over values that are parts of keys",
+            op.value_size
+        );
+        return Err(Error::unsupported(message).at("value_size"));
+    }
     let (keys, values, tables) = (tensor(call, 1)?, tensor(call, 2)?, tensor(call, 6)?);
     let (&[_, _, block, key_size], &[_, _, _, value_size], &[_, blocks]) =
         (keys.shape.as_slice(), values.shape.as_slice(), tables.shape.as_slice())

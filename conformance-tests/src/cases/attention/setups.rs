@@ -24,6 +24,8 @@ pub(super) struct Setup {
     pub(super) layout: Layout,
     /// The extent of the sequences: how many are real; `None` for all.
     pub(super) real_sequences: Option<usize>,
+    /// Whether there is one cache, and the value of a key is its first elements.
+    pub(super) shared_values: bool,
     /// Whether the query, and with it the result, is f32 even if the cache is not.
     pub(super) wide_query: bool,
 }
@@ -50,6 +52,7 @@ impl Setup {
             spare: 0,
             layout: Layout::default(),
             real_sequences: None,
+            shared_values: false,
             wide_query: false,
         }
     }
@@ -204,6 +207,22 @@ pub(super) fn setups() -> Vec<Setup> {
             real_sequences: Some(2),
             layout: Layout { gap: 0, offset: 0, bounded: true, extent: Some(101) },
             ..new("prompts_sequence_extent", prompts, [4, 2, 64])
+        },
+        // One cache, whose keys begin with their values.
+        Setup { value_size: 16, shared_values: true, ..new("shared_values", mixed, [4, 2, 24]) },
+        Setup { value_size: 32, shared_values: true, ..new("shared_values_whole", mixed, [4, 1, 32]) },
+        Setup {
+            value_size: 512,
+            shared_values: true,
+            ..new("shared_values_576", &[(1, 33), (3, 5)], [8, 1, 576])
+        },
+        Setup {
+            value_size: 64,
+            shared_values: true,
+            window: 30,
+            sinks: true,
+            layout: Layout::strided(16, 1),
+            ..new("shared_values_prompts", prompts, [8, 1, 80])
         },
         Setup {
             real_sequences: Some(0),

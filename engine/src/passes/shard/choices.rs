@@ -220,6 +220,10 @@ impl Mesh<'_> {
                 op.heads = scaled(op.heads, operand(0), form(0), 1);
                 op.into()
             }
+            Op::HeadLinear(mut op) => {
+                op.heads = scaled(op.heads, operand(0), form(0), 1);
+                op.into()
+            }
             Op::PagedAttention(mut op) => {
                 op.query_heads = scaled(op.query_heads, operand(0), form(0), 1);
                 op.kv_heads = scaled(op.kv_heads, operand(1), form(1), 1);

@@ -79,7 +79,9 @@ pub(in crate::ops) fn region(
 /// The attention of such a body, whose operands are those of the region in their order.
 fn read(region: &Region) -> Option<PagedAttention> {
     let mut reader = BodyReader::new(region);
-    let (op, attention) = reader.take(|op| if let Op::PagedAttention(op) = op { Some(*op) } else { None })?;
+    let (op, attention) = reader.take(|op| {
+        if let Op::PagedAttention(op) = op { (op.value_size == 0).then_some(*op) } else { None }
+    })?;
     let (_, quantised) = reader.take(|op| matches!(op, Op::QuantPerToken(_)).then_some(()))?;
     let in_order = (0..attention.operands.len())
         .all(|index| value(attention, index) == (index < OPERANDS).then_some(index));
