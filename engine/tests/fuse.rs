@@ -88,7 +88,7 @@ fn gpt2() -> Program {
     }
     let wanted = step.wanted(x).unwrap();
     let wanted = layer_norm(&mut step, wanted, "ln_f", hidden);
-    let logits = step.logits(wanted, table, 1.0).unwrap();
+    let logits = step.logits(wanted, [Some(table), None], 1.0).unwrap();
     let hidden = layer_norm(&mut step, x, "ln_g", hidden);
     step.finish(logits, hidden).unwrap()
 }

@@ -266,6 +266,9 @@ fn experts_have_the_logits_of_one_device(
         "gpt_oss",
         "granitemoeshared",
         "glm4_moe",
+        "deepseek_v2_groups",
+        "deepseek_v3",
+        "phimoe",
         "gguf/gpt_oss_mxfp4_bf16"
     )]
     name: &str,

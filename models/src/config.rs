@@ -12,17 +12,20 @@ mod error;
 pub(crate) mod fields;
 pub(crate) mod gguf;
 pub(crate) mod hugging_face;
+pub(crate) mod latent;
 pub(crate) mod mixture;
 pub(crate) mod mixture_fields;
 mod quantisation;
 pub(crate) mod rope;
 
 use dsrun_core::op::Nonlinearity;
+use latent::LatentNames;
 use mixture::MixtureNames;
 use rope::RopesByKind;
 use std::sync::Arc;
 
 pub use error::ConfigError;
+pub use latent::Latent;
 pub use mixture::{Mixture, SharedExpert};
 pub use quantisation::{Gptq, Quantisation, Scheme};
 pub use rope::{Rope, RopeScaling};
@@ -73,12 +76,13 @@ pub struct Biases {
     pub up: bool,
     /// The projection back to the hidden size.
     pub down: bool,
+    /// The matrix that turns hidden states into logits.
+    pub head: bool,
 }
 
 impl Biases {
-    /// Every projection has one.
-    pub const ALL: Self =
-        Self { query: true, key: true, value: true, output: true, gate: true, up: true, down: true };
+    /// Every projection of a layer has one.
+    pub const ALL: Self = Self::of(true, true);
 
     /// Sets the biases of all projections of attention, and those of all projections of the MLP.
     pub const fn of(attention: bool, mlp: bool) -> Self {
@@ -90,6 +94,7 @@ impl Biases {
             gate: mlp,
             up: mlp,
             down: mlp,
+            head: false,
         }
     }
 }
@@ -129,6 +134,8 @@ pub struct DecoderConfig {
     pub final_norm: bool,
     /// The attention settings of each layer.
     pub attention: Vec<LayerAttention>,
+    /// The latent from which the keys and values of all heads follow, in models that cache it in their place.
+    pub latent: Option<Latent>,
     /// Whether query and key heads are normalised, in families whose files say so.
     pub head_norms: bool,
     /// Whether each head has one more score in its softmax, which belongs to no key.
@@ -228,6 +235,9 @@ impl DecoderConfig {
                 return Err(ConfigError::value("a factor of the model", scale, "a number other than 0"));
             }
         }
+        if let Some(latent) = &self.latent {
+            latent.validate(&names.latent, self)?;
+        }
         if let Some(mixture) = &self.mixture {
             mixture.validate(&names.mixture, self.layers)?;
         }
@@ -296,6 +306,7 @@ pub(crate) struct FieldNames {
     pub(crate) eps: Option<&'static str>,
     pub(crate) activation: &'static str,
     pub(crate) window: &'static str,
+    pub(crate) latent: LatentNames,
     pub(crate) mixture: MixtureNames,
 }
 
@@ -313,6 +324,7 @@ impl FieldNames {
         eps: Some("eps"),
         activation: "activation",
         window: "window",
+        latent: LatentNames::PLAIN,
         mixture: MixtureNames {
             experts: "mixture.experts",
             top_k: "mixture.route.top_k",
@@ -337,6 +349,7 @@ impl FieldNames {
         eps: Some("rms_norm_eps"),
         activation: "hidden_act",
         window: "sliding_window",
+        latent: LatentNames::HUGGING_FACE,
         mixture: MixtureNames::MIXTRAL,
     };
 
@@ -354,6 +367,7 @@ impl FieldNames {
         eps: Some("attention.layer_norm_rms_epsilon"),
         activation: "",
         window: "attention.sliding_window",
+        latent: LatentNames::GGUF,
         mixture: MixtureNames::GGUF,
     };
 }

@@ -38,6 +38,7 @@ impl Declare<'_> {
         let place = self.naming.place(part, layer, self.config);
         let shape = part.shape(self.config);
         let expr = match self.config.mixture_of(layer).filter(|_| part.is_of_experts()) {
+            None if part.is_of_heads() => self.matrices_of_heads(&place, part)?,
             None => self.one_matrix(&place, place.weight(), shape)?,
             Some(mixture) if matches!(self.naming, Naming::Plain) => {
                 let [outputs, inputs] = shape;
@@ -74,6 +75,38 @@ impl Declare<'_> {
             expr = transpose(expr);
         }
         Ok(own_rows(expr, place, [outputs, inputs]))
+    }
+
+    /// The matrices of all heads, one after the other.
+    ///
+    /// A file has the matrices of keys as `[heads, outputs, inputs]`, and those of values likewise; or one matrix, in which rows of
+    /// keys and values follow each other head by head. Then those of keys have to be transposed, which formats of blocks
+    /// do not permit: such elements become f32.
+    fn matrices_of_heads(&mut self, place: &Place, part: Part) -> Result<WeightExpr> {
+        let ([rows, columns], heads) = (part.shape(self.config), self.config.heads);
+        if matches!(self.naming, Naming::Plain) {
+            return self.tensor(place.weight(), &[rows, columns]);
+        }
+        if place.all(0) == 0 {
+            let tensor = self.tensor(place.weight(), &[heads, rows / heads, columns])?;
+            return Ok(reshape(tensor, vec![rows, columns]));
+        }
+        let latent = self.config.latent.ok_or_else(|| Error::internal("there is no latent"))?;
+        let of_head = latent.plain + latent.value;
+        let joint = self.tensor(place.weight(), &[heads * of_head, latent.rank])?;
+        let is_dense = matches!(self.infer(&joint)?.format, WeightFormat::Dense(_));
+        let matrix = |head: usize| {
+            let own = |first, count| slice(joint.clone(), 0, head * of_head + first, count, heads * of_head);
+            match part {
+                Part::KeyUp if is_dense => transpose(own(0, latent.plain)),
+                Part::KeyUp => {
+                    let of = Box::new(own(0, latent.plain));
+                    transpose(WeightExpr::Cast { of, dtype: DType::F32 })
+                }
+                _ => own(latent.plain, latent.value),
+            }
+        };
+        Ok(stack((0..heads).map(matrix).collect()))
     }
 
     /// The rows of a part in a tensor of three dimensions, the first of which is that of experts.

@@ -5,6 +5,8 @@
 //! layer with the methods of [`Builder`](crate::layers::Builder). `llama.rs` is the plainest file to start from.
 
 mod architecture;
+mod deepseek;
+mod deepseek_gguf;
 mod gemma;
 mod glm;
 mod gpt2;
@@ -16,6 +18,7 @@ mod olmo;
 mod olmoe;
 mod opt;
 mod phi;
+mod phimoe;
 mod qwen;
 mod qwen_moe;
 mod smollm3;
@@ -53,6 +56,8 @@ const FAMILIES: &[&[Architecture]] = &[
     gpt_oss::ARCHITECTURES,
     granite_moe::ARCHITECTURES,
     glm::ARCHITECTURES,
+    deepseek::ARCHITECTURES,
+    phimoe::ARCHITECTURES,
 ];
 
 /// Iterates over every architecture.

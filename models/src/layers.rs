@@ -10,6 +10,7 @@
 mod attention;
 mod embedding;
 mod feed_forward;
+mod latent;
 mod norm;
 
 use crate::{
@@ -48,7 +49,8 @@ pub(crate) fn program(blocks: Blocks, options: ProgramOptions, mut weights: Decl
         let values = rope.inverse_frequencies(options.context.unwrap_or(config.context));
         frequencies.push((rope, weights.constant(&mut step.program, name, values)?));
     }
-    let mut build = Builder { config, options, step, weights, frequencies, layer: 0 };
+    let query_frequencies = latent::query_frequencies(config, options, &mut step, &mut weights)?;
+    let mut build = Builder { config, options, step, weights, frequencies, query_frequencies, layer: 0 };
     let embedding = build.matrix(Part::Embedding)?;
     let mut x = (blocks.embed)(&mut build, embedding)?;
     for layer in 0..config.layers {
@@ -59,7 +61,8 @@ pub(crate) fn program(blocks: Blocks, options: ProgramOptions, mut weights: Decl
     let head = if config.tied { embedding } else { build.matrix(Part::Head)? };
     let wanted = build.step.wanted(x)?;
     let wanted = build.finish(wanted, weights)?;
-    let logits = build.step.logits(wanted, head, config.logit_scale)?;
+    let bias = build.bias(Part::Head)?;
+    let logits = build.step.logits(wanted, [Some(head), bias], config.logit_scale)?;
     let hidden = build.finish(x, weights)?;
     build.step.finish(logits, hidden)
 }
@@ -83,6 +86,8 @@ pub(crate) struct Builder<'a> {
     weights: Declare<'a>,
     /// The distinct rotary embeddings of the model with their frequency vectors, which layers share.
     frequencies: Vec<(&'a Arc<Rope>, ValueId)>,
+    /// The frequencies of whole query heads, in models whose heads end with the part that is rotated.
+    query_frequencies: Option<ValueId>,
     /// The index of the current layer.
     layer: usize,
 }

@@ -305,4 +305,43 @@ const PRESETS: &[Preset] = &[
                 "original_max_position_embeddings": 4096, "truncate": false},
             "attention_bias": true, "tie_word_embeddings": false, "eos_token_id": 200002}"#,
     },
+    Preset {
+        name: "deepseek-v2-lite",
+        repository: "deepseek-ai/DeepSeek-V2-Lite-Chat",
+        json: r#"{
+            "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 27,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": null, "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64,
+            "n_shared_experts": 2, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1,
+            "norm_topk_prob": false, "routed_scaling_factor": 1.0, "topk_method": "greedy", "n_group": 1,
+            "topk_group": 1, "rms_norm_eps": 1e-06, "vocab_size": 102400, "max_position_embeddings": 163840,
+            "rope_theta": 10000, "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1,
+                "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096},
+            "attention_bias": false, "tie_word_embeddings": false, "bos_token_id": 100000, "eos_token_id": 100001}"#,
+    },
+    Preset {
+        name: "deepseek-v3",
+        repository: "deepseek-ai/DeepSeek-V3",
+        json: r#"{
+            "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+            "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256,
+            "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
+            "norm_topk_prob": true, "routed_scaling_factor": 2.5, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+            "n_group": 8, "topk_group": 4, "rms_norm_eps": 1e-06, "vocab_size": 129280,
+            "max_position_embeddings": 163840, "rope_theta": 10000, "rope_scaling": {"type": "yarn", "factor": 40,
+                "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 4096}, "num_nextn_predict_layers": 1,
+            "attention_bias": false, "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1}"#,
+    },
+    Preset {
+        name: "phi-3.5-moe",
+        repository: "microsoft/Phi-3.5-MoE-instruct",
+        json: r#"{
+            "model_type": "phimoe", "hidden_size": 4096, "intermediate_size": 6400, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 16, "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.01, "input_jitter_noise": 0.01, "attention_bias": true, "lm_head_bias": true,
+            "rms_norm_eps": 1e-05, "vocab_size": 32064, "max_position_embeddings": 131072, "rope_theta": 10000.0,
+            "sliding_window": 131072, "tie_word_embeddings": false, "bos_token_id": 1, "eos_token_id": 32000}"#,
+    },
 ];

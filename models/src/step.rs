@@ -33,6 +33,7 @@
 //! | `bias` | f32 `[$requests, V]` | added to logits by `sample_limited` |
 //! | `stop_ids` | i32 `[$stop_ids]` | tokens that finish a request; -1 is none |
 //! | `layers.N.key_cache`, `layers.N.value_cache` | `[$pages, kv_heads, block_size, head_dim]` | |
+//! | `layers.N.latent_cache` | `[$pages, 1, block_size, rank + rotated]` | in place of both, in models with latent attention |
 //!
 //! # Segments and outputs
 //!
@@ -51,8 +52,8 @@
 use dsrun_core::{
     DType, Result, Size, TensorType,
     op::{
-        Add, AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows, KvWrite, Linear, LogitProcess,
-        PagedAttention, PrepareStep, SAMPLING_COLUMNS, Sample,
+        Add, AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows, KvWrite, LatentWrite, Linear,
+        LogitProcess, PagedAttention, PrepareStep, SAMPLING_COLUMNS, Sample,
     },
     program::{Program, ProgramBuilder, SegmentKind, ValueId},
 };
@@ -139,6 +140,26 @@ pub struct Heads {
     pub sinks: Option<ValueId>,
 }
 
+/// The queries of a layer and the latents of its keys and values, and how they attend.
+#[derive(Clone, Copy, Debug)]
+pub struct LatentHeads {
+    /// Queries multiplied by the key projections of their heads, and behind each its rotated part: `[tokens, heads * (rank +
+    /// rotated)]`.
+    pub query: ValueId,
+    /// `[tokens, rank]`.
+    pub latent: ValueId,
+    /// The rotated part of keys: `[tokens, rotated]`.
+    pub rest: ValueId,
+    /// Query heads.
+    pub heads: usize,
+    /// Features of a latent.
+    pub rank: usize,
+    /// Features of the rotated part.
+    pub rotated: usize,
+    /// What scores are multiplied by.
+    pub scale: f32,
+}
+
 /// A decoder program under construction. Make one, embed, add layers, turn the [wanted](Self::wanted) rows into
 /// [logits](Self::logits), and end with [`Self::finish`].
 #[derive(Debug)]
@@ -169,6 +190,8 @@ pub struct DecoderStep {
     bias: ValueId,
     mask: ValueId,
     caches: Vec<ValueId>,
+    /// Layers that have a cache so far.
+    layers: usize,
 }
 
 impl DecoderStep {
@@ -261,6 +284,7 @@ impl DecoderStep {
             bias,
             mask,
             caches: Vec::new(),
+            layers: 0,
         })
     }
 
@@ -288,11 +312,7 @@ impl DecoderStep {
     /// # Errors
     /// If the sizes do not fit.
     pub fn attention(&mut self, heads: Heads) -> Result<ValueId> {
-        let layer = self.caches.len() / 2;
-        let count = |count: usize| {
-            u32::try_from(count)
-                .map_err(|_| dsrun_core::Error::invalid(format!("{count} heads are too many")))
-        };
+        let layer = self.layers;
         let block_size = self.options.block_size as usize;
         let shape = [Size::bucket("pages"), heads.kv_heads.into(), block_size.into(), heads.head_dim.into()];
         let cache = TensorType::new(self.options.cache, shape);
@@ -301,6 +321,7 @@ impl DecoderStep {
         let write = [keys, values, heads.key, heads.value, self.slots];
         let [keys, values] = fixed(self.program.calls(KvWrite {}, write.map(Some))?)?;
         self.caches.extend([keys, values]);
+        self.layers += 1;
 
         let attention = PagedAttention {
             query_heads: count(heads.heads)?,
@@ -311,18 +332,45 @@ impl DecoderStep {
             mask: AttentionMask::Causal,
             value_size: 0,
         };
-        let operands = [
-            heads.query,
-            keys,
-            values,
-            self.query_start,
-            self.query_length,
-            self.kv_length,
-            self.tables,
-            self.work,
-        ];
-        let optional = [None, heads.sinks, None];
-        self.program.call(attention, operands.map(Some).into_iter().chain(optional))
+        self.attend(attention, [Some(heads.query), Some(keys), Some(values)], heads.sinks)
+    }
+
+    /// Puts the latents of the next layer into its cache, and attends to it. The result is the weighted sum of latents for each
+    /// head: `[?tokens, heads * rank]`.
+    ///
+    /// # Errors
+    /// If the sizes do not fit.
+    pub fn latent_attention(&mut self, heads: LatentHeads) -> Result<ValueId> {
+        let (layer, block_size) = (self.layers, self.options.block_size as usize);
+        let shape = [Size::bucket("pages"), 1.into(), block_size.into(), (heads.rank + heads.rotated).into()];
+        let cache = TensorType::new(self.options.cache, shape);
+        let keys = self.program.state(format!("layers.{layer}.latent_cache"), cache)?;
+        let write = [keys, heads.latent, heads.rest, self.slots];
+        let keys = self.program.call(LatentWrite {}, write.map(Some))?;
+        self.caches.push(keys);
+        self.layers += 1;
+        let attention = PagedAttention {
+            query_heads: count(heads.heads)?,
+            kv_heads: 1,
+            scale: heads.scale,
+            softcap: 0.0,
+            window: 0,
+            mask: AttentionMask::Causal,
+            value_size: count(heads.rank)?,
+        };
+        self.attend(attention, [Some(heads.query), Some(keys), None], None)
+    }
+
+    /// Attends with queries to a key and a value cache.
+    fn attend(
+        &mut self,
+        attention: PagedAttention,
+        [query, keys, values]: [Option<ValueId>; 3],
+        sinks: Option<ValueId>,
+    ) -> Result<ValueId> {
+        let step = [self.query_start, self.query_length, self.kv_length, self.tables, self.work].map(Some);
+        let operands = [query, keys, values].into_iter().chain(step).chain([None, sinks, None]);
+        self.program.call(attention, operands)
     }
 
     /// The rows whose logits are wanted, out of those of all tokens: `[?rows, hidden]`. What comes behind it, the last norm
@@ -334,13 +382,14 @@ impl DecoderStep {
         self.program.call(GatherRows {}, [hidden, self.rows].map(Some))
     }
 
-    /// Turns the hidden states of the [wanted](Self::wanted) rows into logits times `scale`. `head` is the matrix
-    /// `[vocabulary, hidden]`. What is called from here on belongs to the segment `embed`.
+    /// Turns the hidden states of the [wanted](Self::wanted) rows into logits times `scale`. The head is a matrix
+    /// `[vocabulary, hidden]` and perhaps a bias. What is called from here on belongs to the segment `embed`.
     ///
     /// # Errors
     /// If the sizes do not fit.
-    pub fn logits(&mut self, wanted: ValueId, head: ValueId, scale: f32) -> Result<ValueId> {
-        let mut logits = self.program.call(Linear { dtype: DType::F32 }, [Some(wanted), Some(head), None])?;
+    pub fn logits(&mut self, wanted: ValueId, head: [Option<ValueId>; 2], scale: f32) -> Result<ValueId> {
+        let [matrix, bias] = head;
+        let mut logits = self.program.call(Linear { dtype: DType::F32 }, [Some(wanted), matrix, bias])?;
         if scale != 1.0 {
             let operands = [Some(logits), Some(logits), None, None];
             logits = self.program.call(Add { alpha: scale - 1.0 }, operands)?;
@@ -379,6 +428,11 @@ impl DecoderStep {
             fixed(program.calls(CommitTokens {}, commit.map(Some))?)?;
         Ok([processed, ids, log_probability])
     }
+}
+
+/// A number of heads or features, as an attribute.
+fn count(count: usize) -> Result<u32> {
+    u32::try_from(count).map_err(|_| dsrun_core::Error::invalid(format!("{count} is too large")))
 }
 
 /// The results of an op that has exactly `N`.

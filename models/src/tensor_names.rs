@@ -1,6 +1,6 @@
 //! The matrices and vectors of a decoder: their shapes and names, and their places in files.
 
-use crate::config::{DecoderConfig, Mixture, gguf::CONFIG_TENSORS};
+use crate::config::{DecoderConfig, Latent, Mixture, gguf::CONFIG_TENSORS};
 
 /// A matrix of a decoder, or a vector such as the weight of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,14 @@ pub(crate) enum Part {
     Down,
     MlpPostNorm,
     Sinks,
+    QueryDown,
+    QueryDownNorm,
+    QueryUp,
+    Latent,
+    KeyRest,
+    LatentNorm,
+    KeyUp,
+    ValueUp,
     Router,
     SelectionBias,
     ExpertGate,
@@ -38,7 +46,7 @@ pub(crate) enum Part {
 
 impl Part {
     /// Every part.
-    const ALL: [Self; 29] = [
+    const ALL: [Self; 37] = [
         Self::Embedding,
         Self::Positions,
         Self::ProjectIn,
@@ -59,6 +67,14 @@ impl Part {
         Self::Down,
         Self::MlpPostNorm,
         Self::Sinks,
+        Self::QueryDown,
+        Self::QueryDownNorm,
+        Self::QueryUp,
+        Self::Latent,
+        Self::KeyRest,
+        Self::LatentNorm,
+        Self::KeyUp,
+        Self::ValueUp,
         Self::Router,
         Self::SelectionBias,
         Self::ExpertGate,
@@ -103,6 +119,14 @@ impl Part {
             Self::Down => "layers.{}.down",
             Self::MlpPostNorm => "layers.{}.mlp_post_norm",
             Self::Sinks => "layers.{}.sinks",
+            Self::QueryDown => "layers.{}.query_down",
+            Self::QueryDownNorm => "layers.{}.query_down_norm",
+            Self::QueryUp => "layers.{}.query_up",
+            Self::Latent => "layers.{}.latent",
+            Self::KeyRest => "layers.{}.key_rest",
+            Self::LatentNorm => "layers.{}.latent_norm",
+            Self::KeyUp => "layers.{}.key_up",
+            Self::ValueUp => "layers.{}.value_up",
             Self::Router => "layers.{}.router",
             Self::SelectionBias => "layers.{}.selection_bias",
             Self::ExpertGate => "layers.{}.expert_gate",
@@ -132,6 +156,16 @@ impl Part {
             None => (0, 0, 0),
         };
         let (width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let latent = match config.latent {
+            Some(latent) => latent,
+            None => {
+                Latent { query_rank: None, rank: 0, plain: 0, rotated: 0, value: config.head_dim, eps: 0.0 }
+            }
+        };
+        let query_rank = match latent.query_rank {
+            Some(rank) => rank,
+            None => 0,
+        };
         match self {
             Self::Embedding | Self::Head => [config.vocabulary, embedding],
             Self::Positions => [config.context, hidden],
@@ -139,7 +173,7 @@ impl Part {
             Self::ProjectOut => [embedding, hidden],
             Self::Query => [width, hidden],
             Self::Key | Self::Value => [kv_width, hidden],
-            Self::Output => [hidden, width],
+            Self::Output => [hidden, config.heads * latent.value],
             Self::Gate | Self::Up => [intermediate, hidden],
             Self::Down => [hidden, intermediate],
             Self::QueryNorm => [width, 1],
@@ -150,6 +184,14 @@ impl Part {
             | Self::MlpNorm
             | Self::MlpPostNorm => [hidden, 1],
             Self::Sinks => [config.heads, 1],
+            Self::QueryDown => [query_rank, hidden],
+            Self::QueryDownNorm => [query_rank, 1],
+            Self::QueryUp => [width, query_rank],
+            Self::Latent => [latent.rank, hidden],
+            Self::KeyRest => [latent.rotated, hidden],
+            Self::LatentNorm => [latent.rank, 1],
+            Self::KeyUp => [config.heads * latent.rank, latent.plain],
+            Self::ValueUp => [config.heads * latent.value, latent.rank],
             Self::Router => [experts, hidden],
             Self::SelectionBias => [experts, 1],
             Self::ExpertGate | Self::ExpertUp => [of_expert, hidden],
@@ -165,6 +207,11 @@ impl Part {
         matches!(self, Self::ExpertGate | Self::ExpertUp | Self::ExpertDown)
     }
 
+    /// Whether each head has a matrix of its own.
+    pub(crate) const fn is_of_heads(self) -> bool {
+        matches!(self, Self::KeyUp | Self::ValueUp)
+    }
+
     /// Whether a matrix has a bias.
     pub(crate) const fn has_bias(self, config: &DecoderConfig) -> bool {
         let biases = &config.biases;
@@ -176,6 +223,8 @@ impl Part {
             Self::Gate => biases.gate,
             Self::Up => biases.up,
             Self::Down => biases.down,
+            Self::Head => biases.head,
+            Self::QueryDown | Self::Latent | Self::KeyRest => biases.key,
             Self::Router => matches!(&config.mixture, Some(mixture) if mixture.router_bias),
             Self::ExpertGate | Self::ExpertUp | Self::ExpertDown => {
                 matches!(&config.mixture, Some(mixture) if mixture.biases)
@@ -260,6 +309,12 @@ impl Names {
             TensorName::of(&[Part::QueryNorm], "layers.{}.self_attn.q_norm"),
             TensorName::of(&[Part::KeyNorm], "layers.{}.self_attn.k_norm"),
             TensorName::of(&[Part::Output], "layers.{}.self_attn.o_proj"),
+            TensorName::of(&[Part::QueryDown], "layers.{}.self_attn.q_a_proj"),
+            TensorName::of(&[Part::QueryDownNorm], "layers.{}.self_attn.q_a_layernorm"),
+            TensorName::of(&[Part::QueryUp], "layers.{}.self_attn.q_b_proj"),
+            TensorName::of(&[Part::Latent, Part::KeyRest], "layers.{}.self_attn.kv_a_proj_with_mqa"),
+            TensorName::of(&[Part::LatentNorm], "layers.{}.self_attn.kv_a_layernorm"),
+            TensorName::of(&[Part::KeyUp, Part::ValueUp], "layers.{}.self_attn.kv_b_proj"),
             TensorName::of(&[Part::MlpNorm], "layers.{}.post_attention_layernorm"),
             TensorName::of(&[Part::Gate], "layers.{}.mlp.gate_proj"),
             TensorName::of(&[Part::Up], "layers.{}.mlp.up_proj"),
@@ -290,6 +345,13 @@ impl Names {
             TensorName::of(&[Part::QueryNorm], "blk.{}.attn_q_norm"),
             TensorName::of(&[Part::KeyNorm], "blk.{}.attn_k_norm"),
             TensorName::of(&[Part::Output], "blk.{}.attn_output"),
+            TensorName::of(&[Part::QueryDown], "blk.{}.attn_q_a"),
+            TensorName::of(&[Part::QueryDownNorm], "blk.{}.attn_q_a_norm"),
+            TensorName::of(&[Part::QueryUp], "blk.{}.attn_q_b"),
+            TensorName::of(&[Part::Latent, Part::KeyRest], "blk.{}.attn_kv_a_mqa"),
+            TensorName::of(&[Part::LatentNorm], "blk.{}.attn_kv_a_norm"),
+            TensorName::of(&[Part::KeyUp], "blk.{}.attn_k_b"),
+            TensorName::of(&[Part::ValueUp], "blk.{}.attn_v_b"),
             TensorName::of(&[Part::AttentionPostNorm], "blk.{}.post_attention_norm"),
             TensorName::of(&[Part::MlpNorm], "blk.{}.ffn_norm"),
             TensorName::of(&[Part::Gate], "blk.{}.ffn_gate"),

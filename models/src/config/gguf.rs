@@ -164,7 +164,7 @@ pub(crate) fn decoder(
     let hidden = keys.required_size(names.hidden, limits::HIDDEN)?;
     let heads = keys.required_size(names.heads, limits::HEADS)?;
     let layers = keys.required_size(names.layers, limits::LAYERS)?;
-    let head_dim = head_dim(keys, hidden, heads)?;
+    let head_dim = head_dim(keys, names, hidden, heads)?;
     let eps = names.eps.unwrap_or_default();
     let bias = |part: &str| keys.has(&format!("blk.0.{part}.bias"));
     let attention = LayerAttention { window: None, rope: None, scale: score_scale(head_dim as f64) };
@@ -184,6 +184,7 @@ pub(crate) fn decoder(
         norm_after: false,
         final_norm: true,
         attention: vec![attention; layers],
+        latent: None,
         head_norms: false,
         sinks: false,
         biases: Biases {
@@ -194,6 +195,7 @@ pub(crate) fn decoder(
             gate: bias("ffn_gate"),
             up: bias("ffn_up"),
             down: bias("ffn_down"),
+            head: keys.has("output.bias"),
         },
         mixture: None,
         embedding_scale: 1.0,
@@ -207,8 +209,13 @@ pub(crate) fn decoder(
     })
 }
 
-fn head_dim(keys: &Keys<'_>, hidden: usize, heads: usize) -> Result<usize> {
-    let head_dim = match keys.size("attention.key_length", limits::HEAD_DIM)? {
+fn head_dim(keys: &Keys<'_>, names: &FieldNames, hidden: usize, heads: usize) -> Result<usize> {
+    const KEY: &str = "attention.key_length";
+    let key = names.head_dim.unwrap_or(KEY);
+    if key != KEY {
+        return keys.required_size(key, limits::HEAD_DIM);
+    }
+    let head_dim = match keys.size(KEY, limits::HEAD_DIM)? {
         Some(head_dim) => head_dim,
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {

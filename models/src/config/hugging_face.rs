@@ -190,6 +190,7 @@ pub(crate) fn decoder(
         norm_after: false,
         final_norm: true,
         attention: vec![attention; layers],
+        latent: None,
         head_norms: false,
         sinks: false,
         biases: Biases::default(),

@@ -55,6 +55,10 @@ pub(crate) const SOFTMAX: MoeRoute = MoeRoute {
     threshold: 0.0,
 };
 
+/// The router of DeepSeek-V3 and of families like it.
+pub(crate) const DEEPSEEK_SIGMOID: MoeRoute =
+    MoeRoute { score: RouterScore::Sigmoid, group_score: GroupScore::TopTwoSum, eps: 1e-20, ..SOFTMAX };
+
 impl Mixture {
     /// A mixture without biases, bounds and shared experts, in every layer.
     pub(super) fn plain(
@@ -84,6 +88,13 @@ impl Mixture {
     /// Renormalises the weights of a token's experts, or does not.
     pub(crate) fn renormalise(&mut self, renormalise: bool) {
         self.route.norm = if renormalise { RouterNorm::Sum } else { RouterNorm::None };
+    }
+
+    /// Gives the first `count` layers an MLP, and the others experts.
+    pub(crate) fn dense_before(&mut self, count: usize) {
+        for (layer, sparse) in self.layers.iter_mut().enumerate() {
+            *sparse = layer >= count;
+        }
     }
 
     /// Checks everything that building a program relies on, for a model of so many layers.

@@ -218,7 +218,12 @@ pub(crate) const BETA_SLOW: f64 = 1.0;
 
 /// The default attention factor of YaRN.
 pub(crate) fn yarn_attention_factor(factor: f64) -> f64 {
-    if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+    yarn_gain(factor, 1.0)
+}
+
+/// The attention factor of YaRN that grows with the logarithm of `factor` by this gain.
+pub(crate) fn yarn_gain(factor: f64, gain: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * gain * factor.ln() + 1.0 }
 }
 
 /// The default attention factor of LongRoPE.

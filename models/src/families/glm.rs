@@ -9,16 +9,20 @@
 //! `n_routed_experts` 128, `num_experts_per_tok` 8, `moe_intermediate_size` 1408, `n_shared_experts` 1, `first_k_dense_replace` 1,
 //! `n_group` and `topk_group` 1, no norms of heads.
 //!
-//! The layers that predict further tokens, behind the others, are left alone.
+//! The layers that predict further tokens, behind the others, are left alone; GGUF files count them among the layers.
 
-use super::{architecture::Architecture, mixtral::MIXTRAL};
+use super::{
+    architecture::{Architecture, Gguf},
+    mixtral::MIXTRAL,
+};
 use crate::{
     config::{
-        Biases, DecoderConfig, FieldNames, Result, SharedExpert,
+        Biases, ConfigError, DecoderConfig, FieldNames, Result,
         fields::Fields,
+        gguf::{self, Keys},
         hugging_face::{self, Defaults},
         limits,
-        mixture::{MixtureNames, SOFTMAX},
+        mixture::{DEEPSEEK_SIGMOID, MixtureNames},
         mixture_fields::{self, MixtureDefaults},
         rope::json::{self as rope, RopeDefaults},
     },
@@ -27,14 +31,11 @@ use crate::{
 };
 use dsrun_core::{
     Result as CoreResult,
-    op::{GroupScore, MoeRoute, RouterScore},
+    op::{Nonlinearity, RopePairing},
     program::ValueId,
 };
 
 const NAMES: FieldNames = FieldNames { mixture: MixtureNames::DEEPSEEK, ..FieldNames::HUGGING_FACE };
-
-const ROUTER: MoeRoute =
-    MoeRoute { score: RouterScore::Sigmoid, group_score: GroupScore::TopTwoSum, eps: 1e-20, ..SOFTMAX };
 
 /// GLM-4.5.
 pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
@@ -52,7 +53,15 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         ..Names::HUGGING_FACE
     },
     blocks: Blocks { layer, ..MIXTRAL.blocks },
-    gguf: None,
+    gguf: Some(Gguf {
+        name: "glm4moe",
+        config: from_gguf,
+        tensors: Names {
+            own: &[TensorName::of(&[Part::MlpNorm], "blk.{}.post_attention_norm")],
+            ..Names::GGUF
+        },
+        export: None,
+    }),
     ..MIXTRAL
 }];
 
@@ -84,21 +93,28 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     config.rotate_all(rope::read(fields, defaults)?);
 
     let defaults = MixtureDefaults { experts: Some(128), top_k: Some(8), intermediate: Some(1408) };
-    let mut mixture = mixture_fields::read(fields, &NAMES.mixture, defaults, ROUTER, config.layers)?;
+    let mut mixture =
+        mixture_fields::read(fields, &NAMES.mixture, defaults, DEEPSEEK_SIGMOID, config.layers)?;
     mixture.renormalise(fields.flag("norm_topk_prob")?.unwrap_or(true));
-    let count = |field: &str, default: u32| -> Result<u32> {
-        let size = fields.size(field, 1, limits::INTERMEDIATE)?;
-        Ok(size.and_then(|size| u32::try_from(size).ok()).unwrap_or(default))
-    };
-    mixture.route.groups = count(NAMES.mixture.groups, 1)?;
-    mixture.route.top_groups = count(NAMES.mixture.top_groups, 1)?;
-    mixture.route.scale = fields.positive("routed_scaling_factor")?.unwrap_or(1.0) as f32;
+    mixture.route.groups = mixture_fields::count(fields, NAMES.mixture.groups, 1)?;
+    mixture.route.top_groups = mixture_fields::count(fields, NAMES.mixture.top_groups, 1)?;
     mixture.selection_bias = true;
-    let shared = count("n_shared_experts", 1)? as usize * mixture.intermediate;
-    mixture.shared = Some(SharedExpert { intermediate: shared, gated: false });
-    let dense = fields.size("first_k_dense_replace", 0, limits::LAYERS)?.unwrap_or(1);
-    for (layer, sparse) in mixture.layers.iter_mut().enumerate() {
-        *sparse = layer >= dense;
-    }
+    mixture_fields::read_shared(fields, &mut mixture, [1, 1], 1.0)?;
     DecoderConfig { mixture: Some(mixture), ..config }.checked(&NAMES)
+}
+
+fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    const UNREAD: &str = "nextn_predict_layers";
+    let mut config = gguf::decoder(keys, "glm4_moe", &FieldNames::GGUF, Nonlinearity::Silu)?;
+    let unread = keys.get::<u32>(UNREAD)?.unwrap_or(0) as usize;
+    if unread >= config.layers {
+        let expected = format!("below {} ({})", config.layers, keys.path(FieldNames::GGUF.layers));
+        return Err(ConfigError::value(keys.path(UNREAD), unread, expected));
+    }
+    (config.layers, config.unread_layers) = (config.layers - unread, unread);
+    config.attention.truncate(config.layers);
+    config.head_norms = keys.has("blk.0.attn_q_norm.weight");
+    config.rotate_all(gguf::rope(keys, &config, RopePairing::Halves, true)?);
+    let mixture = mixture_fields::deepseek_from_gguf(keys, config.layers)?;
+    DecoderConfig { mixture: Some(mixture), ..config }.checked(&FieldNames::GGUF)
 }

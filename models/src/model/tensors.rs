@@ -47,8 +47,9 @@ pub(super) fn refuse_others(
     let embedding = naming.place(Part::Embedding, 0, config).weight();
     let mut problems = Vec::new();
     for name in source.names() {
-        let unread = (config.layers..config.layers + config.unread_layers)
-            .any(|layer| name.contains(&format!("layers.{layer}.")));
+        let unread = (config.layers..config.layers + config.unread_layers).any(|layer| {
+            name.contains(&format!("layers.{layer}.")) || name.starts_with(&format!("blk.{layer}."))
+        });
         if wanted.contains(name) || unread || naming.is_no_weight(name) {
             continue;
         }

@@ -229,6 +229,23 @@ fn rotary_frequencies_are_those_of_transformers(#[case] preset: &str, #[case] ex
 #[case::glm_groups("glm4_moe", json!({"n_group": 3}), "n_group is 3")]
 #[case::glm_top_groups("glm4_moe", json!({"topk_group": 2}), "topk_group is 2")]
 #[case::glm_small_groups("glm4_moe", json!({"n_group": 128, "topk_group": 4}), "topk_group is 4")]
+#[case::deepseek_groups("deepseek_v3", json!({"n_group": 3}), "n_group is 3")]
+#[case::deepseek_method("deepseek_v2", json!({"topk_method": "random", "num_experts_per_tok": 2}), "topk_method = \"random\"")]
+#[case::deepseek_scores("deepseek_v3", json!({"scoring_func": "softmax"}), "scoring_func")]
+#[case::deepseek_top_k("deepseek_v3", json!({"num_experts_per_tok": 300}), "num_experts_per_tok is 300")]
+#[case::deepseek_rank("deepseek_v3", json!({"kv_lora_rank": 0}), "kv_lora_rank is 0")]
+#[case::deepseek_odd("deepseek_v3", json!({"qk_nope_head_dim": 7}), "qk_nope_head_dim is 7")]
+#[case::deepseek_heads("deepseek_v3", json!({"num_key_value_heads": 4}), "num_key_value_heads = 4")]
+#[case::deepseek_rotation("kimi_k2", json!({"rope_interleave": false}), "rope_interleave = false")]
+#[case::deepseek_router("kimi_k2", json!({"router_bias": true}), "router_bias")]
+#[case::phimoe_top_k("phimoe", json!({"num_experts_per_tok": 3}), "num_experts_per_tok = 3")]
+#[case::phimoe_noise("phimoe", json!({"router_jitter_noise": -1}), "router_jitter_noise is -1")]
+#[case::phimoe_scales(
+    "phimoe",
+    json!({"rope_scaling": {"type": "longrope", "short_factor": vec![1.0; 64], "long_factor": vec![1.0; 64],
+        "short_mscale": 1.5, "long_mscale": 2}}),
+    "rope_scaling.long_mscale = 2"
+)]
 #[case::other_name("gpt2", json!({"hidden_size": 64}), "hidden_size")]
 #[case::gpt2_heads("gpt2", json!({"n_head": 5}), "n_head is 5")]
 #[case::gpt2_inner("gpt2", json!({"n_inner": 0}), "n_inner is 0")]

@@ -27,7 +27,7 @@ fn parameters(model: &Model, program: &Program) -> u64 {
 }
 
 /// As the hub shows them for the published files. For Gemma 3 that is 419,816,304 more, for the part that sees images.
-const PUBLISHED: [(&str, u64); 26] = [
+const PUBLISHED: [(&str, u64); 29] = [
     ("smollm2-135m", 134_515_008),
     ("smollm2-360m", 361_821_120),
     ("smollm2-1.7b", 1_711_376_384),
@@ -54,6 +54,9 @@ const PUBLISHED: [(&str, u64); 26] = [
     ("qwen3-30b-a3b", 30_532_122_624),
     ("olmoe-1b-7b", 6_919_161_856),
     ("gpt-oss-20b", 20_914_757_184),
+    ("deepseek-v2-lite", 15_706_484_224),
+    ("deepseek-v3", 671_026_419_200),
+    ("phi-3.5-moe", 41_873_153_344),
 ];
 
 #[test]

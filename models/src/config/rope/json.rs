@@ -7,6 +7,7 @@ use super::{
         limits,
     },
     BETA_FAST, BETA_SLOW, Rope, RopeScaling, RopesByKind, long_attention_factor, yarn_attention_factor,
+    yarn_gain,
 };
 use dsrun_core::op::RopePairing;
 
@@ -28,6 +29,9 @@ const KNOWN: [&str; 14] = [
     "truncate",
 ];
 
+/// The fields that tables of some families have besides.
+const GAINS: [&str; 4] = ["mscale", "mscale_all_dim", "short_mscale", "long_mscale"];
+
 /// The facts about a model that reading its rotary embedding depends on.
 #[derive(Clone, Debug)]
 pub(crate) struct RopeDefaults {
@@ -40,6 +44,8 @@ pub(crate) struct RopeDefaults {
     pub(crate) original_context: Option<usize>,
     /// The part of each head that is rotated if no field says; `None` in families that rotate whole heads only.
     pub(crate) partial: Option<f64>,
+    /// Whether a table may have [`GAINS`].
+    pub(crate) gains: bool,
     /// The scaling if there is no table.
     pub(crate) scaling: Option<RopeScaling>,
 }
@@ -55,6 +61,7 @@ impl RopeDefaults {
             theta: 10_000.0,
             original_context: None,
             partial: None,
+            gains: false,
             scaling: None,
         }
     }
@@ -116,7 +123,8 @@ fn of_table(table: Option<Fields<'_>>, theta: f64, part: f64, defaults: &RopeDef
         return Ok(Rope { dimensions: rotated(part), scaling, scale, ..plain });
     };
     let kind = kind(&table)?;
-    table.refuse_unread(defaults.architecture, |field, _| KNOWN.contains(&field))?;
+    let known = |field: &str| KNOWN.contains(&field) || (defaults.gains && GAINS.contains(&field));
+    table.refuse_unread(defaults.architecture, |field, _| known(field))?;
     let theta = table.positive("rope_theta")?.unwrap_or(theta);
     let dimensions = rotated(rotated_part(&table, defaults)?.unwrap_or(part));
     let original_context = || match defaults.original_context {
@@ -149,7 +157,7 @@ fn of_table(table: Option<Fields<'_>>, theta: f64, part: f64, defaults: &RopeDef
                 truncate: table.flag("truncate")?.unwrap_or(true),
                 original_context: original_context()?,
             };
-            (scaling, attention_factor(yarn_attention_factor(factor))?)
+            (scaling, attention_factor(table_attention_factor(&table, factor)?)?)
         }
         Kind::Long => {
             let (pairs, original_context) = (dimensions / 2, original_context()?);
@@ -160,10 +168,51 @@ fn of_table(table: Option<Fields<'_>>, theta: f64, part: f64, defaults: &RopeDef
                 long: table.required_list("long_factor", pairs)?,
                 original_context,
             };
-            (scaling, attention_factor(long_attention_factor(factor, original_context))?)
+            let factor = long_attention_factor(factor, original_context);
+            (scaling, attention_factor(common_mscale(&table)?.unwrap_or(factor))?)
         }
     };
     Ok(Rope { theta, dimensions, scaling, pairing: RopePairing::Halves, scale })
+}
+
+/// The default attention factor of YaRN in a table that may have two numbers of which it is the quotient.
+fn table_attention_factor(table: &Fields<'_>, factor: f64) -> Result<f64> {
+    Ok(match (gain(table, "mscale")?, gain(table, "mscale_all_dim")?) {
+        (Some(own), Some(all)) => yarn_gain(factor, own) / yarn_gain(factor, all),
+        _ => yarn_attention_factor(factor),
+    })
+}
+
+/// Reads a gain of YaRN, a number from 0 on; 0 stands for none.
+fn gain(table: &Fields<'_>, field: &str) -> Result<Option<f64>> {
+    let zero = table.value(field).and_then(|value| value.as_f64()) == Some(0.0);
+    if zero { Ok(None) } else { table.positive(field) }
+}
+
+/// Returns the factor of attention scores that DeepSeek derives from the scaling of its rotary embedding: the square of the gain
+/// `mscale_all_dim`.
+pub(crate) fn score_factor(fields: &Fields<'_>) -> Result<f64> {
+    let (scaling, parameters) = (fields.object("rope_scaling")?, fields.object("rope_parameters")?);
+    let Some(table) = scaling.or(parameters) else { return Ok(1.0) };
+    if matches!(kind(&table)?, Kind::Default) {
+        return Ok(1.0);
+    }
+    let gain =
+        gain(&table, "mscale_all_dim")?.map(|gain| Ok(yarn_gain(table.required_positive("factor")?, gain)));
+    Ok(gain.transpose()?.map_or(1.0, |gain: f64| gain * gain))
+}
+
+/// Reads the attention factors of short and of long texts, which Phi-3.5-MoE has in its table and which must be the same.
+fn common_mscale(table: &Fields<'_>) -> Result<Option<f64>> {
+    match (table.positive("short_mscale")?, table.positive("long_mscale")?) {
+        (Some(short), Some(long)) if short != long => {
+            let reason = format!("it must be {short} (short_mscale): texts of all lengths share their keys");
+            Err(ConfigError::unsupported(table.path("long_mscale"), long, reason))
+        }
+        (Some(_), None) => Err(ConfigError::Missing { field: table.path("long_mscale") }),
+        (None, Some(_)) => Err(ConfigError::Missing { field: table.path("short_mscale") }),
+        (short, _) => Ok(short),
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
