@@ -16,7 +16,7 @@ use crate::{
 use dsrun_core::{
     Code, DType, Error, Result, WeightFormat,
     device::{BufferSlice, Stream},
-    kernels::{Argument, CallDesc, OperandDesc, Support},
+    kernels::{Argument, Arguments, CallDesc, OperandDesc, Support},
     op::{AttentionMask, GroupScore, MoeRoute, Op, RopePairing, RouterNorm, SamplingColumn},
 };
 use std::{
@@ -28,10 +28,19 @@ use std::{
 /// Runs a call in its own way.
 type RunCall = fn(&Run, &mut dyn Stream) -> Result<()>;
 
+/// Changes the arguments that a call is bound to.
+type ChangeArguments = fn(&mut Arguments);
+
 /// Where a backend goes wrong; all empty is right.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
-    name: &'static str,
+    pub(crate) name: &'static str,
+    /// The op whose calls `run` and `arguments` are for; `None` for all.
+    pub(crate) op: Option<&'static str>,
+    /// Changes what a call is bound to.
+    pub(crate) arguments: Option<ChangeArguments>,
+    /// Copies the operands and extents when a call is bound, for [`Run::snapshot`].
+    pub(crate) copied_when_bound: bool,
     /// Stands for running a call.
     pub(crate) run: Option<RunCall>,
     /// Makes another call of one, if there is one to be had.
@@ -73,6 +82,9 @@ pub(crate) struct Fault {
 /// No fault.
 pub(crate) const NONE: Fault = Fault {
     name: "none",
+    op: None,
+    arguments: None,
+    copied_when_bound: false,
     run: None,
     variant: None,
     query: None,
@@ -103,12 +115,12 @@ pub(crate) const NONE: Fault = Fault {
 };
 
 /// A call that runs otherwise.
-const fn run(name: &'static str, run: RunCall) -> Fault {
+pub(crate) const fn run(name: &'static str, run: RunCall) -> Fault {
     Fault { name, run: Some(run), ..NONE }
 }
 
 /// Another call in place of the right one.
-const fn instead(name: &'static str, variant: fn(&mut CallDesc) -> bool) -> Fault {
+pub(crate) const fn instead(name: &'static str, variant: fn(&mut CallDesc) -> bool) -> Fault {
     Fault { name, run: Some(Run::other), variant: Some(variant), ..NONE }
 }
 

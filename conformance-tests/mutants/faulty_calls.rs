@@ -3,9 +3,9 @@
 use crate::{
     change::{change_result, copied, flip, operand, result, write_behind},
     tensor::{Copied, bytes},
-    wrap::{Run, in_graph, in_region},
+    wrap::{Run, Snapshot, in_graph, in_region},
 };
-use dsrun_core::{DType, Result, device::Stream, kernels::Argument, op::Op};
+use dsrun_core::{DType, Result, device::Stream, op::Op};
 use half::{bf16, f16};
 use std::{
     sync::{
@@ -150,14 +150,10 @@ pub(crate) fn graph_of_old_data(run: &Run, stream: &mut dyn Stream) -> Result<()
     if !in_graph() {
         return run.right(stream);
     }
-    let tensors = run.arguments.operands.iter().filter_map(|argument| match argument {
-        Some(Argument::Tensor(binding)) => Some(&binding.slice),
-        _ => None,
-    });
     let mut snapshot = run.snapshot.borrow_mut();
     match &*snapshot {
-        Some(old) => tensors.zip(old).try_for_each(|(slice, old)| stream.upload(old, slice))?,
-        None => *snapshot = Some(tensors.map(|slice| bytes(stream, slice)).collect::<Result<_>>()?),
+        Some(old) => old.restore_operands(stream)?,
+        None => *snapshot = Some(Snapshot::take(stream, &run.arguments)?),
     }
     run.right(stream)
 }

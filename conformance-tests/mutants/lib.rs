@@ -1,9 +1,11 @@
 //! Backends that are wrong in one way each: the suite is held to catch every one.
 //!
 //! One plugin holds them all. It is the CPU backend with the fault that the environment variable `DSRUN_MUTANT` names;
-//! `none` is no fault. Faults stand in `faults.rs`, what they claim in `table.rs`.
+//! `none` is no fault. Faults stand in `faults.rs`, what they claim in `table.rs`; `families.rs` has faults of every op, named
+//! `extent_ignored::linear`.
 
 mod change;
+mod families;
 mod faults;
 mod faulty_calls;
 mod faulty_experts;
@@ -32,6 +34,11 @@ fn fault() -> Result<(&'static Fault, String)> {
     let name = std::env::var(VARIABLE).map_err(missing)?;
     if name == table::FAULTLESS {
         return Ok((&faults::NONE, "The CPU backend, faultless".into()));
+    }
+    if let Some(member) = families::members().into_iter().find(|member| member.name() == name) {
+        let description =
+            format!("Wrong: {} {}; {} says so", member.op.op, member.family.about, member.caught_by);
+        return Ok((Box::leak(Box::new(member.fault)), description));
     }
     let mutant = table::MUTANTS.iter().find(|mutant| mutant.name == name);
     let mutant = mutant.ok_or_else(|| unavailable(format!("there is no mutant `{name}` ({VARIABLE})")))?;

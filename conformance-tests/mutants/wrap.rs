@@ -2,9 +2,10 @@
 //!
 //! Buffers, streams and events are its own; devices, plans and calls stand in front of its own.
 
+#[path = "wrap/comm.rs"]
 mod comm;
 
-use crate::faults::Fault;
+use crate::{faults::Fault, tensor};
 use comm::{MutantCollective, unwrapped};
 use dsrun_core::{
     Code, Error, Result, WeightReader,
@@ -304,12 +305,17 @@ impl Plan for MutantPlan {
 
     fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
         let (fault, arguments) = (self.shared.fault, arguments.arguments());
+        let is_meant = fault.op.is_none_or(|op| op == self.inner.call().op.name());
+        let mut changed = arguments.clone();
+        if let Some(change) = fault.arguments.filter(|_| is_meant) {
+            change(&mut changed);
+        }
         let mut plan = self.inner.clone();
         if fault.stale_plan {
             let latest = self.shared.latest.lock().unwrap_or_else(PoisonError::into_inner);
             plan = latest.get(plan.call().op.name()).cloned().unwrap_or(plan);
         }
-        let inner = match plan.bind(arguments) {
+        let inner = match plan.bind(&changed) {
             Ok(bound) => Some(bound),
             Err(_) if fault.error_swallowed => None,
             Err(error) => return Err(error),
@@ -326,7 +332,12 @@ impl Plan for MutantPlan {
                 Some(plan.bind(&arguments)?)
             }
         };
+        let snapshot = match fault.copied_when_bound && is_meant {
+            true => Some(Snapshot::take(&mut *self.shared.inner.stream()?, arguments)?),
+            false => None,
+        };
         Ok(Box::new(Run {
+            is_meant,
             shared: self.shared.clone(),
             call: self.inner.call().clone(),
             arguments: arguments.clone(),
@@ -334,7 +345,7 @@ impl Plan for MutantPlan {
             variant,
             thread: thread::current().id(),
             runs: AtomicU64::new(0),
-            snapshot: RefCell::default(),
+            snapshot: RefCell::new(snapshot),
             stream: Cell::new(0),
         }))
     }
@@ -364,8 +375,10 @@ pub(crate) struct Run {
     /// The one that bound it.
     pub(crate) thread: thread::ThreadId,
     runs: AtomicU64,
-    /// The operands when a graph was launched for the first time.
-    pub(crate) snapshot: RefCell<Option<Vec<Vec<u8>>>>,
+    /// The operands when a graph was launched for the first time, or when the call was bound.
+    pub(crate) snapshot: RefCell<Option<Snapshot>>,
+    /// Whether the fault is one of this op.
+    is_meant: bool,
     /// The stream that it runs on, counted from 0.
     pub(crate) stream: Cell<u64>,
 }
@@ -426,6 +439,53 @@ impl Run {
     }
 }
 
+/// The bytes of the tensor operands of a call, and of all extents.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    operands: Vec<(BufferSlice, Vec<u8>)>,
+    extents: Vec<(BufferSlice, Vec<u8>)>,
+}
+
+impl Snapshot {
+    pub(crate) fn take(stream: &mut dyn Stream, arguments: &Arguments) -> Result<Self> {
+        let tensors = || {
+            arguments.operands.iter().filter_map(|argument| match argument {
+                Some(Argument::Tensor(binding)) => Some(binding),
+                _ => None,
+            })
+        };
+        let mut read = |slice: &BufferSlice| Ok((slice.clone(), tensor::bytes(stream, slice)?));
+        let extents = tensors().chain(&arguments.results).filter_map(|binding| binding.extent.as_ref());
+        Ok(Self {
+            operands: tensors().map(|binding| read(&binding.slice)).collect::<Result<_>>()?,
+            extents: extents.map(&mut read).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Brings the operands back.
+    pub(crate) fn restore_operands(&self, stream: &mut dyn Stream) -> Result<()> {
+        self.operands.iter().try_for_each(|(slice, bytes)| stream.upload(bytes, slice))
+    }
+
+    /// Brings back all that the call does not update.
+    pub(crate) fn restore_unless_updated(
+        &self,
+        stream: &mut dyn Stream,
+        arguments: &Arguments,
+    ) -> Result<()> {
+        self.restore_extents(stream)?;
+        let is_updated =
+            |slice: &BufferSlice| arguments.results.iter().any(|result| result.slice.same(slice));
+        let mut kept = self.operands.iter().filter(|(slice, _)| !is_updated(slice));
+        kept.try_for_each(|(slice, bytes)| stream.upload(bytes, slice))
+    }
+
+    /// Brings the extents back.
+    pub(crate) fn restore_extents(&self, stream: &mut dyn Stream) -> Result<()> {
+        self.extents.iter().try_for_each(|(slice, bytes)| stream.upload(bytes, slice))
+    }
+}
+
 fn address(weight: &Arc<dyn PackedWeight>) -> usize {
     Arc::as_ptr(weight).cast::<()>().addr()
 }
@@ -444,7 +504,7 @@ impl BoundCall for Run {
     fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
         let (stream, number) = inner_stream(stream);
         self.stream.set(number);
-        match self.shared.fault.run {
+        match self.shared.fault.run.filter(|_| self.is_meant) {
             Some(run) => run(self, stream),
             None => self.right(stream),
         }

@@ -20,6 +20,7 @@ mod region;
 mod rope;
 mod sampling;
 mod step;
+mod uneven;
 
 use crate::{
     case::Case,
@@ -28,6 +29,7 @@ use crate::{
 };
 use dsrun_core::DType;
 pub(crate) use linear::random_weight;
+pub(crate) use uneven::uneven;
 
 /// The cases of an op.
 #[derive(Clone, Copy, Debug)]

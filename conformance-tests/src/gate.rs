@@ -141,23 +141,28 @@ pub fn judge(
     let (mut squares, mut compared) = (0.0, 0usize);
     for (at, element) in expected.elements.iter().enumerate() {
         let (bits, value) = (found[at], float::value(dtype, found[at]));
+        // An element that is wrong and has not changed was not written.
+        let is = || match bits == before[at] {
+            true => format!("was not written and still is {}", show(dtype, bits)),
+            false => format!("is {}", show(dtype, bits)),
+        };
         match element {
             Element::Anything => {}
             Element::Untouched => {
                 wrong.note(bits != before[at], at, || "was written, must be left alone".into())
             }
-            Element::Bits(right) => wrong.note(bits != *right, at, || {
-                format!("is {}, must be {}", show(dtype, bits), show(dtype, *right))
-            }),
+            Element::Bits(right) => {
+                wrong.note(bits != *right, at, || format!("{}, must be {}", is(), show(dtype, *right)))
+            }
             Element::OneOf(all) => wrong.note(!all.contains(&bits), at, || {
                 let all: Vec<String> = all.iter().map(|bits| show(dtype, *bits)).collect();
-                format!("is {}, must be one of {}", show(dtype, bits), all.join(", "))
+                format!("{}, must be one of {}", is(), all.join(", "))
             }),
             Element::Real(real) if real.value.is_nan() => {
-                wrong.note(strict_nan && !value.is_nan(), at, || format!("is {value}, must be NaN"));
+                wrong.note(strict_nan && !value.is_nan(), at, || format!("{}, must be NaN", is()));
             }
             Element::Real(real) if real.value.is_infinite() => {
-                wrong.note(value != real.value, at, || format!("is {value}, must be {}", real.value));
+                wrong.note(value != real.value, at, || format!("{}, must be {}", is(), real.value));
             }
             Element::Real(real) => {
                 let limit = expected.gate.limit(dtype, *real);
@@ -172,9 +177,7 @@ pub fn judge(
                 }
                 wrong.note(ratio > 1.0, at, || {
                     let expected = real.value;
-                    format!(
-                        "is {value:e}, must be {expected:e} ± {limit:.1e} ({ratio:.3} times the limit away)"
-                    )
+                    format!("{}, must be {expected:e} ± {limit:.1e} ({ratio:.3} times the limit away)", is())
                 });
                 let inner = expected.gate.inner.map_or(0.0, |_| real.spread);
                 let scale = real.value.abs().max(real.magnitude / 64.0).max(inner);

@@ -2,12 +2,15 @@
 //!
 //! Besides the numbers, every run checks the rules that hold for all calls:
 //!
-//! - Every tensor and the workspace lie between canaries, and gaps between rows are poisoned. Nothing outside the elements of
-//!   a result may change, and values read from there would show in the results.
-//! - Results are poisoned before the call, floats with NaN, so that elements that are not written show.
+//! - Every tensor and the workspace lie between canaries. Nothing outside the elements of a result may change.
+//! - Memory that must not be read (gaps, and rows past an extent) and results hold poison: NaN, or indices out of range, which
+//!   differ between operands and results. A second run has plausible values and valid indices there, so that a device that drops
+//!   NaN or checks indices does not hide that it has read them. Both runs must give the same bits, with different content of the
+//!   workspace.
+//! - In the second run, an extent of all rows is above the bound, and an extent of no rows is negative.
+//! - While a call is bound, and in a run before the first, operands and extents have other values: a device that keeps what it
+//!   must read again goes wrong.
 //! - Operands that are not updated must keep their values.
-//! - The same bound call runs twice from the same state, with different content of the workspace, and must give the same
-//!   bits.
 //! - The device must not hold more memory after a call than before it.
 
 mod call;

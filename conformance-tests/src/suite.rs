@@ -2,7 +2,7 @@
 
 use crate::{
     case::{CallCase, Case, Operand},
-    cases::{TABLES, Table},
+    cases::{TABLES, Table, uneven},
     checks::{CHECKS, Check},
     draw::DrawnId,
     runner::{self, Report, Status, lowering},
@@ -124,8 +124,12 @@ impl Group {
                 return vec![Item { id: check.full_id(), choices: None, work: Work::Check(check) }];
             }
         };
-        let mut items: Vec<Item> =
-            (table.cases)(dtype).into_iter().flat_map(|case| Item::of(case, None)).collect();
+        let with_variants = |case: Case| {
+            let variants = uneven(&case);
+            [case].into_iter().chain(variants)
+        };
+        let cases = (table.cases)(dtype).into_iter().flat_map(with_variants);
+        let mut items: Vec<Item> = cases.flat_map(|case| Item::of(case, None)).collect();
         for index in 0..drawn {
             let id = DrawnId::numbered(table.op, dtype, seed, index);
             let case = table.draw(id).map(|(case, choices)| Item::of(case, Some(choices)));

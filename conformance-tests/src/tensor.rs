@@ -69,11 +69,6 @@ pub(crate) fn read_bits(bytes: &[u8], at: usize, size: usize) -> u32 {
     bytes[at..at + size].iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte))
 }
 
-/// Writes an element of `size` bytes.
-pub(crate) fn write_bits(bytes: &mut [u8], at: usize, size: usize, bits: u32) {
-    bytes[at..at + size].copy_from_slice(&bits.to_le_bytes()[..size]);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,14 +3,13 @@
 use super::{
     Report, Status,
     call::{self, CallRun, Placed, Stop, place_operands},
-    image::{Image, Scratch, poison},
+    image::{Content, Image, Scratch},
     judge,
 };
 use crate::{
     case::{CallCase, Case, Element, Layout},
     gate::Gate,
     oracle::float,
-    tensor::Tensor,
 };
 use dsrun_core::{
     checked::CheckedPlan,
@@ -102,9 +101,8 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
                 continue;
             }
             let shape = inferred.resolve(&|_| None)?;
-            let empty = Tensor::filled(inferred.dtype, &shape, poison(inferred.dtype));
-            let image = Image::new(device, stream, &empty, layout)?;
-            image.upload(stream)?;
+            let image = Image::of_result(device, inferred.dtype, &shape, layout)?;
+            image.upload(stream, Content::Poisoned)?;
             desc.results.push(image.desc.clone());
             bindings.push(image.binding()?);
             result_places.push(placed.len() + made.len());
@@ -126,7 +124,7 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
     for (index, (id, expected)) in region.results().iter().zip(&case.results).enumerate() {
         let Some(image) = placed[places[id.index()]].image() else { continue };
         let bytes = image.download(stream)?;
-        let (found, before) = (image.elements(&bytes), image.elements(image.initial()));
+        let (found, before) = (image.elements(&bytes), image.elements(&image.bytes(Content::Poisoned)));
         let verdict = call::judge(&image.desc, expected, &found, &before, device)?;
         run.failures.extend(verdict.failures.iter().map(|failure| format!("result {index}: {failure}")));
         run.verdicts.push((format!("result {index}"), verdict));

@@ -1,0 +1,104 @@
+//! The families of faults: each fault is one of the CPU backend's ops with one mistake, in this process, and the cases of the op
+//! must catch it. Harmless variants of the backend must pass.
+//!
+//! `cargo test -p dsrun-conformance --test families -- extent_ignored::linear` runs one.
+
+#![allow(dead_code, reason = "the plugin of mutants uses the rest")]
+
+#[path = "../mutants/change.rs"]
+mod change;
+#[path = "../mutants/families.rs"]
+mod families;
+#[path = "../mutants/faults.rs"]
+mod faults;
+#[path = "../mutants/faulty_calls.rs"]
+mod faulty_calls;
+#[path = "../mutants/faulty_experts.rs"]
+mod faulty_experts;
+#[path = "../mutants/raw.rs"]
+mod raw;
+#[path = "../mutants/tensor.rs"]
+mod tensor;
+#[path = "../mutants/wrap.rs"]
+mod wrap;
+
+use dsrun_conformance::{
+    runner::Status,
+    subject::Subject,
+    suite::{Item, SEED, groups},
+};
+use dsrun_core::device::DeviceOptions;
+use families::{FAMILIES, Member, members};
+use faults::Fault;
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::{
+    collections::HashMap,
+    fs,
+    path::Path,
+    sync::{Arc, Mutex, OnceLock},
+};
+use wrap::MutantBackend;
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let members = members();
+    let caught = members.into_iter().map(|member| Trial::test(member.name(), move || is_caught(&member)));
+    let book = Trial::test("the_book_shows_them_all", the_book_shows_them_all);
+    let trials = caught.chain([book]).collect();
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// The items of a group, made once.
+fn items(group: &str) -> Arc<Vec<Item>> {
+    type Made = Arc<OnceLock<Arc<Vec<Item>>>>;
+    static ALL: Mutex<Option<HashMap<String, Made>>> = Mutex::new(None);
+    let slot = {
+        let mut all = ALL.lock().expect("no test panics while it holds this");
+        all.get_or_insert_default().entry(group.to_owned()).or_default().clone()
+    };
+    let make =
+        || groups().find(|found| found.name() == group).map_or_else(Vec::new, |found| found.items(SEED, 0));
+    slot.get_or_init(|| Arc::new(make())).clone()
+}
+
+/// A device of the CPU backend with a fault.
+fn subject(fault: &Fault) -> Result<Subject, Failed> {
+    let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
+    let fault: &'static Fault = Box::leak(Box::new(*fault));
+    Ok(Subject::linked(Arc::new(MutantBackend::new(fault, String::new())), 0, options)?)
+}
+
+/// Whether an id is meant by one that may end with `*`.
+fn is_meant(pattern: &str, id: &str) -> bool {
+    pattern.strip_suffix('*').map_or(pattern == id, |start| id.starts_with(start))
+}
+
+fn is_caught(member: &Member) -> Result<(), Failed> {
+    let subject = subject(&member.fault)?;
+    let items = items(&format!("{}/{}", member.op.op, member.op.dtype));
+    let meant: Vec<&Item> = items.iter().filter(|item| is_meant(&member.caught_by, &item.id)).collect();
+    if meant.is_empty() {
+        return Err(format!("there is no case {}", member.caught_by).into());
+    }
+    for item in &meant {
+        if matches!(item.run(&subject).status, Status::Failed(_)) {
+            return Ok(());
+        }
+    }
+    Err(format!("{} {}: {} does not catch it", member.op.op, member.family.about, member.caught_by).into())
+}
+
+/// The table in the book is that of the families.
+fn the_book_shows_them_all() -> Result<(), Failed> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/crates/conformance.md");
+    let page = fs::read_to_string(page)?;
+    let missing: Vec<String> = FAMILIES
+        .iter()
+        .map(|family| format!("| `{}` | {} |", family.name, family.about))
+        .filter(|row| !page.lines().any(|line| line == row))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(format!("docs/src/crates/conformance.md lacks\n{}", missing.join("\n")).into())
+}
