@@ -3,8 +3,9 @@
 use crate::{
     change::{change_result, copied},
     faults::{Fault, NONE, run},
+    snapshot::Snapshot,
     tensor::{Copied, bytes},
-    wrap::{Run, Snapshot},
+    wrap::Run,
 };
 use dsrun_core::{
     Result,

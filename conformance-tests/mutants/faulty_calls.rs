@@ -2,8 +2,9 @@
 
 use crate::{
     change::{change_result, copied, flip, operand, result, write_behind},
+    snapshot::Snapshot,
     tensor::{Copied, bytes},
-    wrap::{Run, Snapshot, in_graph, in_region},
+    wrap::{Run, in_graph, in_region},
 };
 use dsrun_core::{DType, Result, device::Stream, op::Op};
 use half::{bf16, f16};

@@ -11,6 +11,7 @@ mod faulty_calls;
 mod faulty_experts;
 mod faulty_latents;
 mod raw;
+mod snapshot;
 mod table;
 mod tensor;
 mod wrap;

@@ -4,8 +4,10 @@
 
 #[path = "wrap/comm.rs"]
 mod comm;
+#[path = "wrap/stream.rs"]
+mod stream;
 
-use crate::{faults::Fault, tensor};
+use crate::{faults::Fault, snapshot::Snapshot};
 use comm::{MutantCollective, unwrapped};
 use dsrun_core::{
     Code, Error, Result, WeightReader,
@@ -25,7 +27,6 @@ use dsrun_core::{
 };
 use dsrun_cpu::CpuBackend;
 use std::{
-    any::Any,
     cell::{Cell, RefCell},
     collections::HashMap,
     fmt,
@@ -34,8 +35,8 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, LocalKey},
-    time::Duration,
 };
+use stream::{MutantEvent, MutantStream, inner_stream};
 
 /// The backend.
 #[derive(Debug)]
@@ -439,53 +440,6 @@ impl Run {
     }
 }
 
-/// The bytes of the tensor operands of a call, and of all extents.
-#[derive(Debug)]
-pub(crate) struct Snapshot {
-    operands: Vec<(BufferSlice, Vec<u8>)>,
-    extents: Vec<(BufferSlice, Vec<u8>)>,
-}
-
-impl Snapshot {
-    pub(crate) fn take(stream: &mut dyn Stream, arguments: &Arguments) -> Result<Self> {
-        let tensors = || {
-            arguments.operands.iter().filter_map(|argument| match argument {
-                Some(Argument::Tensor(binding)) => Some(binding),
-                _ => None,
-            })
-        };
-        let mut read = |slice: &BufferSlice| Ok((slice.clone(), tensor::bytes(stream, slice)?));
-        let extents = tensors().chain(&arguments.results).filter_map(|binding| binding.extent.as_ref());
-        Ok(Self {
-            operands: tensors().map(|binding| read(&binding.slice)).collect::<Result<_>>()?,
-            extents: extents.map(&mut read).collect::<Result<_>>()?,
-        })
-    }
-
-    /// Brings the operands back.
-    pub(crate) fn restore_operands(&self, stream: &mut dyn Stream) -> Result<()> {
-        self.operands.iter().try_for_each(|(slice, bytes)| stream.upload(bytes, slice))
-    }
-
-    /// Brings back all that the call does not update.
-    pub(crate) fn restore_unless_updated(
-        &self,
-        stream: &mut dyn Stream,
-        arguments: &Arguments,
-    ) -> Result<()> {
-        self.restore_extents(stream)?;
-        let is_updated =
-            |slice: &BufferSlice| arguments.results.iter().any(|result| result.slice.same(slice));
-        let mut kept = self.operands.iter().filter(|(slice, _)| !is_updated(slice));
-        kept.try_for_each(|(slice, bytes)| stream.upload(bytes, slice))
-    }
-
-    /// Brings the extents back.
-    pub(crate) fn restore_extents(&self, stream: &mut dyn Stream) -> Result<()> {
-        self.extents.iter().try_for_each(|(slice, bytes)| stream.upload(bytes, slice))
-    }
-}
-
 fn address(weight: &Arc<dyn PackedWeight>) -> usize {
     Arc::as_ptr(weight).cast::<()>().addr()
 }
@@ -563,91 +517,5 @@ struct MutantGraph(Box<dyn Graph>);
 impl Graph for MutantGraph {
     fn launch(&self, stream: &mut dyn Stream) -> Result<()> {
         self.0.launch(inner_stream(stream).0)
-    }
-}
-
-/// A stream of the CPU backend, and which one of the device it is.
-#[derive(Debug)]
-struct MutantStream {
-    inner: Box<dyn Stream>,
-    fault: &'static Fault,
-    number: u64,
-    /// Where the last copy to the host went.
-    on_host: Option<BufferSlice>,
-}
-
-/// The stream as the CPU backend knows it, and its number.
-fn inner_stream(stream: &mut dyn Stream) -> (&mut dyn Stream, u64) {
-    if (&*stream as &dyn Any).is::<MutantStream>() {
-        let any: &mut dyn Any = stream;
-        if let Some(MutantStream { inner, number, .. }) = any.downcast_mut() {
-            return (&mut **inner, *number);
-        }
-        unreachable!("it was just seen to be one");
-    }
-    (stream, 0)
-}
-
-impl Stream for MutantStream {
-    fn upload(&mut self, source: &[u8], destination: &BufferSlice) -> Result<()> {
-        self.inner.upload(source, destination)
-    }
-
-    fn download(
-        &mut self,
-        source: &BufferSlice,
-        destination: &mut [u8],
-        what: &str,
-        timeout: Duration,
-    ) -> Result<()> {
-        self.inner.download(source, destination, what, timeout)
-    }
-
-    fn copy(&mut self, source: &BufferSlice, destination: &BufferSlice) -> Result<()> {
-        if self.fault.copies_overlap && source.overlaps(destination) {
-            let mut bytes = vec![0; source.bytes];
-            self.inner.download(source, &mut bytes, "a copy onto itself", Duration::from_secs(30))?;
-            return self.inner.upload(&bytes, destination);
-        }
-        if self.fault.copies_go_astray && destination.buffer.kind() == MemoryKind::Pinned {
-            let before = self.on_host.replace(destination.clone());
-            let before = before.filter(|before| before.bytes == destination.bytes);
-            return self.inner.copy(source, before.as_ref().unwrap_or(destination));
-        }
-        self.inner.copy(source, destination)
-    }
-
-    fn fill(&mut self, destination: &BufferSlice, byte: u8) -> Result<()> {
-        self.inner.fill(destination, byte)
-    }
-
-    fn record(&mut self, event: &dyn Event) -> Result<()> {
-        self.inner.record(event)
-    }
-
-    fn wait(&mut self, event: &dyn Event) -> Result<()> {
-        self.inner.wait(event)
-    }
-
-    fn synchronize(&mut self, what: &str, timeout: Duration) -> Result<()> {
-        self.inner.synchronize(what, timeout)
-    }
-}
-
-/// An event that no stream knows.
-#[derive(Debug)]
-struct MutantEvent(Arc<dyn Event>);
-
-impl Event for MutantEvent {
-    fn reached(&self) -> Result<bool> {
-        self.0.reached()
-    }
-
-    fn synchronize(&self, what: &str, timeout: Duration) -> Result<()> {
-        self.0.synchronize(what, timeout)
-    }
-
-    fn elapsed_since(&self, earlier: &dyn Event) -> Result<Option<Duration>> {
-        self.0.elapsed_since(earlier)
     }
 }

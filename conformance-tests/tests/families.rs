@@ -17,6 +17,8 @@ mod faulty_calls;
 mod faulty_experts;
 #[path = "../mutants/raw.rs"]
 mod raw;
+#[path = "../mutants/snapshot.rs"]
+mod snapshot;
 #[path = "../mutants/tensor.rs"]
 mod tensor;
 #[path = "../mutants/wrap.rs"]
