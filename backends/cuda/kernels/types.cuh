@@ -9,6 +9,8 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+typedef signed char i8;
+typedef int i32;
 typedef long long i64;
 
 struct f16 { u16 bits; };

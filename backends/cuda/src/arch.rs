@@ -1,5 +1,6 @@
 //! The properties of a GPU that kernels are chosen and sized by.
 
+pub(crate) mod crossover;
 pub(crate) mod known_gpus;
 pub(crate) mod tuner;
 

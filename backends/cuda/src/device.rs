@@ -2,6 +2,7 @@
 
 use crate::{
     arch::{DeviceSpec, OLDEST_CAPABILITY, written},
+    collective::CudaCollective,
     diagnose,
     driver::{
         compiler::Cache,
@@ -19,6 +20,7 @@ use crate::{
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use dsrun_core::{
     Code, Error, Result,
+    collective::Collective,
     device::{
         Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, Finding,
         MemoryKind, MemoryUse, Stream,
@@ -163,6 +165,7 @@ struct CudaDevice {
     context: Arc<Context>,
     kernels: CudaKernels,
     graphs: CudaGraphs,
+    collective: CudaCollective,
 }
 
 impl CudaDevice {
@@ -195,7 +198,8 @@ impl CudaDevice {
         let properties = properties(name, total);
         let (kernels, graphs) =
             (CudaKernels { context: context.clone(), device: spec }, CudaGraphs { context: context.clone() });
-        Ok(Self { properties, context, kernels, graphs })
+        let collective = CudaCollective { context: context.clone() };
+        Ok(Self { properties, context, kernels, graphs, collective })
     }
 }
 
@@ -232,6 +236,10 @@ impl Device for CudaDevice {
 
     fn graphs(&self) -> Option<&dyn Graphs> {
         Some(&self.graphs)
+    }
+
+    fn collective(&self) -> Option<&dyn Collective> {
+        Some(&self.collective)
     }
 }
 

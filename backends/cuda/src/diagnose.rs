@@ -3,13 +3,11 @@
 use crate::driver::{
     compiler::{Cache, nvrtc_version},
     library::{Library, open_by_name},
+    nccl::{LIBRARY, version_of, written},
 };
 use cudarc::driver::sys;
 use dsrun_core::device::Finding;
 use std::fs;
-
-/// The library of collectives between GPUs.
-const NCCL: &str = "libnccl.so.2";
 
 /// Every library that is used, and the folder of kernels.
 pub(crate) fn findings() -> Vec<Finding> {
@@ -45,22 +43,17 @@ fn library(library: Library, subject: &str, version: impl Fn() -> String) -> Fin
 /// It is for several GPUs only, and nothing is opened from it before.
 fn nccl() -> Finding {
     let subject = "NCCL".to_owned();
-    let library = match open_by_name(NCCL) {
+    let library = match open_by_name(LIBRARY) {
         Ok(library) => library,
         Err(reason) => {
             let detail = format!("needed for several GPUs only: {reason}");
             return Finding { subject, present: false, detail };
         }
     };
-    let mut version = 0;
-    // SAFETY: NCCL declares the function so.
-    let known = unsafe { library.get::<unsafe extern "C" fn(*mut i32) -> i32>(b"ncclGetVersion") };
-    if let Ok(get_version) = known {
-        // SAFETY: the pointer is to a place of the right type.
-        unsafe { get_version(&raw mut version) };
-    }
-    let detail =
-        format!("{}.{}.{}{}", version / 10_000, version % 10_000 / 100, version % 100, origin("libnccl"));
+    let detail = match version_of(&library) {
+        Ok(version) => format!("{}{}", written(version), origin("libnccl")),
+        Err(error) => return Finding { subject, present: false, detail: error.message().to_owned() },
+    };
     Finding { subject, present: true, detail }
 }
 

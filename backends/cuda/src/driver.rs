@@ -1,4 +1,4 @@
-//! CUDA as the backend uses it: context, streams, memory, graphs, faults, the kernel compiler and its cache.
+//! CUDA as the backend uses it: context, streams, memory, graphs, faults, NCCL, the kernel compiler and its cache.
 
 pub mod compiler;
 pub(crate) mod context;
@@ -10,8 +10,10 @@ pub(crate) mod kernel_struct;
 pub(crate) mod launch;
 pub mod library;
 pub(crate) mod memory;
+pub(crate) mod nccl;
 pub(crate) mod raw;
 pub(crate) mod recent;
+pub(crate) mod rendezvous;
 pub(crate) mod source;
 pub(crate) mod stream;
 pub(crate) mod tensor_map;

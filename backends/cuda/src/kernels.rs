@@ -110,7 +110,8 @@ impl Plan for CudaPlan {
         let frame = Frame::bind(&self.call, arguments.arguments(), &self.context, persistent)?;
         let launches = (self.plan.launches)(&frame, &self.functions, &self.context)?;
         tracing::trace!(op = self.call.op.name(), launches = launches.len(), buffers = frame.kept(), "bound");
-        let launches = Launches::new(self.call.op.name(), launches);
+        let rendezvous = ops::rendezvous(&self.call, &self.context)?;
+        let launches = Launches::new(self.call.op.name(), launches, rendezvous);
         Ok(Box::new(CudaCall { _frame: frame, plan: self, launches }))
     }
 }
@@ -134,6 +135,6 @@ impl BoundCall for CudaCall {
             return Ok(());
         }
         context.enter().map_err(|error| self.launches.blame(error))?;
-        self.launches.enqueue(context, stream)
+        self.launches.run(context, stream)
     }
 }

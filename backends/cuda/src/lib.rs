@@ -1,8 +1,8 @@
-//! The CUDA backend of dsrun: every op of `llm-core-1` and `llm-quant-1` on NVIDIA GPUs of compute capability 7.5 and up.
+//! The CUDA backend of dsrun: every op of `llm-core-1`, `llm-quant-1`, `llm-moe-1` and `llm-dist-1` on NVIDIA GPUs of compute capability 7.5 and up.
 //!
 //! # How it is built
 //!
-//! - Nothing of CUDA is linked. Driver, NVRTC and cuBLASLt are opened when they are first needed; without them the backend
+//! - Nothing of CUDA is linked. Driver, NVRTC, cuBLASLt and NCCL are opened when they are first needed; without them the backend
 //!   is there and says what it misses.
 //! - Kernels are CUDA C++ in `kernels/`, one folder per family, embedded as text and compiled by NVRTC for the device at
 //!   hand. What differs from call to call (element types, head sizes) is a `-D` constant. Binaries are kept on disk.
@@ -18,14 +18,16 @@
 //!
 //! | room | holds |
 //! |---|---|
-//! | `driver` | context, streams, memory, graphs, faults, the kernel compiler and its cache |
+//! | `driver` | context, streams, memory, graphs, faults, NCCL, the kernel compiler and its cache |
 //! | `arch` | what a GPU has that kernels are chosen and sized by |
+//! | `collective` | groups of ranks, and the memory that they exchange data in |
 //! | `ops` | from a call to its launches, one file or folder per op family |
 //! | `kernels` | the traits of core: query, prepack, plan, bind |
 //! | `device`, `offline_device`, `properties` | a device that is here, and one for which kernels are only built |
 //! | `diagnose` | what of CUDA is on this machine, for people |
 
 mod arch;
+mod collective;
 mod device;
 mod diagnose;
 mod driver;
@@ -37,4 +39,4 @@ mod properties;
 pub use arch::DeviceSpec;
 pub use device::CudaBackend;
 pub use driver::{compiler, kernel_spec::KernelSpec, library, stream::copy_kernel};
-pub use ops::{gemm_table, generated_headers, kernel_specs};
+pub use ops::{exchange_kernel_specs, gemm_table, generated_headers, kernel_specs};

@@ -6,6 +6,7 @@
 mod attention;
 mod body;
 mod cache;
+mod collective;
 mod decoder;
 mod elementwise;
 mod experts;
@@ -32,6 +33,7 @@ use dsrun_core::{
 
 pub use gemm::gemm_table;
 use grid::{THREADS, WIDE, evenly, plane, wide};
+pub(crate) use collective::rendezvous;
 pub(crate) use kernel_plan::KernelPlan;
 use kernel_plan::only;
 use operands::{operand, result, type_name, type_of, type_or_f32, weight_type};
@@ -68,6 +70,14 @@ pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
         Op::MoeGroup(op) => experts::moe_group(op, call),
         Op::GroupedLinear(op) => experts::grouped_linear(op, call, device),
         Op::MoeCombine(op) => experts::moe_combine(op, call),
+        Op::AllReduce(_)
+        | Op::AllGather(_)
+        | Op::ReduceScatter(_)
+        | Op::AllToAll(_)
+        | Op::Broadcast(_)
+        | Op::Send(_)
+        | Op::Receive(_)
+        | Op::Barrier(_) => collective::plan(call),
         Op::Region(region) => region::plan(region, call, device),
         other => Err(Error::unsupported(format!("CUDA has no kernel for {} yet", other.name()))),
     }
@@ -81,6 +91,14 @@ pub fn kernel_specs(call: &ValidCall, device: &DeviceSpec) -> Result<Vec<KernelS
     Ok(plan(call, device)?.kernels)
 }
 
+/// The kernels of peer exchange for every type. No call names them without a group, which takes a GPU.
+///
+/// # Errors
+/// If a type has no kernel.
+pub fn exchange_kernel_specs() -> Result<Vec<KernelSpec>> {
+    collective::all_specs()
+}
+
 /// Headers of kernels that are generated from the structs of this crate: the name below `kernels/`, and the text.
 pub fn generated_headers() -> Vec<(String, String)> {
     let shared = ("params.cuh".to_owned(), params::params_header());
@@ -92,6 +110,7 @@ pub fn generated_headers() -> Vec<(String, String)> {
         step::params_headers(),
         experts::params_headers(),
         sampling::params_headers(),
+        collective::params_headers(),
     ]
     .concat()
 }

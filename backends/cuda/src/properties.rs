@@ -13,7 +13,7 @@ pub(crate) fn properties(name: String, memory_bytes: u64) -> DeviceProperties {
         memory_bytes,
         alignment: ALIGNMENT,
         dtypes: vec![DType::BF16, DType::F16, DType::F32],
-        profiles: vec![Profile::LlmCore1, Profile::LlmQuant1, Profile::LlmMoe1],
+        profiles: vec![Profile::LlmCore1, Profile::LlmQuant1, Profile::LlmMoe1, Profile::LlmDist1],
         strict_nan: true,
         unified_memory: false,
     }

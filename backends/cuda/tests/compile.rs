@@ -29,7 +29,7 @@ use dsrun_core::{
 use dsrun_cuda::{
     DeviceSpec, KernelSpec,
     compiler::{Cache, Compiler},
-    copy_kernel, kernel_specs,
+    copy_kernel, exchange_kernel_specs, kernel_specs,
     library::Library,
 };
 use dsrun_test_support::{Missing, Requirement, TestResult, test_main};
@@ -41,6 +41,7 @@ test_main![
     every_kernel_compiles_for_ampere,
     every_kernel_compiles_for_hopper,
     every_kernel_compiles_for_blackwell,
+    kernels_of_peer_exchange_compile_for_all,
 ];
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -538,17 +539,22 @@ fn nvrtc_is_missing(error: dsrun_core::Error) -> Missing {
     Requirement::Nvrtc.missing("the library cannot be loaded").with_detail(error)
 }
 
-fn compiles_for(capability: u32) -> TestResult {
+/// Compiles kernels for a compute capability.
+fn compile(capability: u32, specs: &HashSet<KernelSpec>) -> TestResult {
     Library::Nvrtc.require().map_err(nvrtc_is_missing)?;
     // What has not changed since the last run need not be compiled again.
     let cache = Cache::new(Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")));
     let compiler = Compiler::new(capability, cache).unwrap();
-    let specs = specs(capability);
-    assert!(specs.len() > 100, "only {} kernels", specs.len());
     let failures: Vec<String> =
         specs.iter().filter_map(|spec| compiler.build(spec).err()).map(|error| error.to_string()).collect();
     assert!(failures.is_empty(), "{} of {} fail; the first:\n{}", failures.len(), specs.len(), failures[0]);
     Ok(())
+}
+
+fn compiles_for(capability: u32) -> TestResult {
+    let specs = specs(capability);
+    assert!(specs.len() > 100, "only {} kernels", specs.len());
+    compile(capability, &specs)
 }
 
 fn every_kernel_compiles_for_turing() -> TestResult {
@@ -565,4 +571,10 @@ fn every_kernel_compiles_for_hopper() -> TestResult {
 
 fn every_kernel_compiles_for_blackwell() -> TestResult {
     compiles_for(100)
+}
+
+fn kernels_of_peer_exchange_compile_for_all() -> TestResult {
+    let specs: HashSet<KernelSpec> = exchange_kernel_specs().unwrap().into_iter().collect();
+    assert_eq!(specs.len(), 60);
+    [75, 80, 90, 100].into_iter().try_for_each(|capability| compile(capability, &specs))
 }

@@ -10,6 +10,7 @@ use crate::driver::{
     memory::{Account, Size, shortage},
     raw::{Raw, RawEvent, RawStream},
     recent::Recent,
+    rendezvous::Watched,
     source,
 };
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool, CUmodule, CUresult, CUstream};
@@ -24,6 +25,9 @@ use std::{
 
 /// How long the backend waits for the device on its own account: for memory to be cleared, for work before a free.
 pub(crate) const OWN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a wait for collectives goes on before it asks whether their group has failed.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The first driver that captures kernels which overlap: 12.3.
 const OVERLAPPING_DRIVER: i32 = 12_030;
@@ -170,6 +174,35 @@ impl Context {
         self.check(status, &what())
     }
 
+    /// The device.
+    pub(crate) fn device(&self) -> CUdevice {
+        self.device
+    }
+
+    /// Lets kernels of this device reach memory of another one of this process, or of the same device.
+    ///
+    /// # Errors
+    /// [`Code::Unsupported`] if there is no way between them.
+    pub(crate) fn reach(&self, other: &Self) -> Result<()> {
+        if self.device == other.device {
+            return Ok(());
+        }
+        self.enter()?;
+        let mut can = 0;
+        // SAFETY: both devices are open; the pointer is to a place of the right type.
+        let status = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.device, other.device) };
+        self.check(status, "asking for peer access")?;
+        if can == 0 {
+            let message = format!("GPU {} cannot reach the memory of GPU {}", self.device, other.device);
+            return Err(Error::unsupported(message));
+        }
+        // SAFETY: both contexts are retained, and the own one is current.
+        match unsafe { sys::cuCtxEnablePeerAccess(other.raw.0, 0) } {
+            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            status => self.check(status, "opening peer access"),
+        }
+    }
+
     /// The streams of this handle. While it is held no memory is freed and no stream comes or goes.
     pub(crate) fn streams(&self) -> MutexGuard<'_, Vec<RawStream>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
@@ -253,23 +286,33 @@ impl Context {
     /// Polls a stream until it is idle.
     pub(crate) fn poll(&self, stream: RawStream, what: &str, timeout: Duration) -> Result<()> {
         // SAFETY: the stream is live.
-        self.wait_until(what, timeout, || unsafe { sys::cuStreamQuery(stream.0) })
+        self.wait_until(what, timeout, &Watched::default(), || unsafe { sys::cuStreamQuery(stream.0) })
     }
 
-    /// Asks again and again until the answer is not "not ready": first at once, then with short sleeps.
+    /// Asks again and again until the answer is not "not ready": first at once, then with short sleeps. A failure of a group whose
+    /// collectives are waited for ends the wait, and is an error even if their kernels have ended.
     pub(crate) fn wait_until(
         &self,
         what: &str,
         timeout: Duration,
+        watched: &Watched,
         query: impl Fn() -> CUresult,
     ) -> Result<()> {
         let start = Instant::now();
+        let mut checked = Duration::ZERO;
         loop {
             match query() {
                 CUresult::CUDA_ERROR_NOT_READY => {}
-                status => return self.check_with(status, || format!("waiting for {what}")),
+                status => {
+                    self.check_with(status, || format!("waiting for {what}"))?;
+                    return watched.check();
+                }
             }
             let waited = start.elapsed();
+            if waited > checked + CHECK_INTERVAL {
+                watched.check()?;
+                checked = waited;
+            }
             if waited > timeout {
                 let message = format!("waited {waited:.1?} for {what}{}", self.recent);
                 return Err(Error::new(Code::Timeout, message));

@@ -7,6 +7,7 @@ pub(crate) use replay::{FewWords, Replay};
 use crate::driver::{
     context::Context,
     launch::{LaunchOp, Launches},
+    rendezvous::Gatherings,
     stream::CudaStream,
 };
 use cudarc::driver::sys::{self, CUgraph, CUresult};
@@ -36,7 +37,9 @@ impl Graphs for CudaGraphs {
         context.enter()?;
         let stream = CudaStream::own(stream, context)?;
         let launches = record(stream, &calls)?;
-        let contents = Contents { context: context.clone(), launches, _calls: calls };
+        let mut gatherings = Gatherings::default();
+        launches.iter().filter_map(|launches| launches.rendezvous.as_ref()).for_each(|one| gatherings.add(one));
+        let contents = Contents { context: context.clone(), launches, gatherings, _calls: calls };
         let captured = contents.capture(stream, None)?;
         if tracing::enabled!(tracing::Level::DEBUG) && context.driver >= NAMING_DRIVER {
             let launches = captured.launches().map(|names| counted(&names)).unwrap_or_default();
@@ -59,6 +62,8 @@ fn record(stream: &mut CudaStream, calls: &[Box<dyn BoundCall>]) -> Result<Vec<L
 struct Contents {
     context: Arc<Context>,
     launches: Vec<Launches>,
+    /// The collectives among the calls.
+    gatherings: Gatherings,
     _calls: Vec<Box<dyn BoundCall>>,
 }
 

@@ -4,7 +4,9 @@ use crate::driver::{
     context::Context,
     cublaslt::Product,
     kernel_struct::KernelStruct,
+    nccl::NcclCall,
     raw::{Raw, RawStream},
+    rendezvous::{Gatherings, Rendezvous},
     stream::CudaStream,
 };
 use cudarc::driver::sys;
@@ -117,6 +119,8 @@ pub(crate) enum LaunchOp {
     Kernel(Launch),
     /// A product by cuBLASLt.
     Product(Product),
+    /// An operation of NCCL.
+    Nccl(NcclCall),
 }
 
 /// The most blocks along the second and third dimension of a grid.
@@ -145,6 +149,10 @@ impl LaunchOp {
                 context.recent.note("cublasLtMatmul");
                 product.enqueue(stream.raw)
             }
+            Self::Nccl(call) => {
+                context.recent.note("NCCL");
+                call.enqueue(stream.raw)
+            }
         }
     }
 }
@@ -154,12 +162,22 @@ impl LaunchOp {
 pub(crate) struct Launches {
     op: Arc<str>,
     launches: Arc<[LaunchOp]>,
+    /// What the call is to its group, if it is a collective.
+    pub(crate) rendezvous: Option<Rendezvous>,
 }
 
 impl Launches {
     /// The launches of a call of the op with this name.
-    pub(crate) fn new(op: &str, launches: Vec<LaunchOp>) -> Self {
-        Self { op: op.into(), launches: launches.into() }
+    pub(crate) fn new(op: &str, launches: Vec<LaunchOp>, rendezvous: Option<Rendezvous>) -> Self {
+        Self { op: op.into(), launches: launches.into(), rendezvous }
+    }
+
+    /// Enqueues the launches on a stream that is not captured; those of a collective when its group is ready for it.
+    pub(crate) fn run(&self, context: &Context, stream: &mut CudaStream) -> Result<()> {
+        let Some(rendezvous) = &self.rendezvous else { return self.enqueue(context, stream) };
+        let mut gatherings = Gatherings::default();
+        gatherings.add(rendezvous);
+        stream.gathered(&gatherings, |stream| self.enqueue(context, stream)).map_err(|error| self.blame(error))
     }
 
     pub(crate) fn enqueue(&self, context: &Context, stream: &mut CudaStream) -> Result<()> {

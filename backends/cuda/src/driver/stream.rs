@@ -7,6 +7,7 @@ use crate::driver::{
     launch::{Function, LaunchOp, Launches, Parameters},
     memory::CudaBuffer,
     raw::{Raw, RawEvent, RawStream},
+    rendezvous::{Gatherings, Watched},
 };
 use cudarc::driver::sys::{self, CUevent};
 use dsrun_core::{
@@ -18,7 +19,7 @@ use std::{
     cell::OnceCell,
     ptr,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -55,6 +56,8 @@ pub(crate) struct CudaStream {
     pub(crate) recorded: Option<Vec<Launches>>,
     /// A graph that is launched with what comes next.
     put_off: Option<Arc<Replay>>,
+    /// The groups whose collectives were enqueued: while one's end is awaited, another rank may end it.
+    watched: Watched,
 }
 
 impl CudaStream {
@@ -68,6 +71,7 @@ impl CudaStream {
             copier: OnceCell::new(),
             recorded: None,
             put_off: None,
+            watched: Watched::default(),
         })
     }
 
@@ -86,16 +90,31 @@ impl CudaStream {
             self.put_off = Some(graph.clone());
             return Ok(());
         }
-        graph.launch(self.raw)
+        graph.launch(self)
     }
 
     /// Launches what was put off: in front of all else that is enqueued.
     fn launch_put_off(&mut self) -> Result<()> {
-        self.put_off.take().map_or(Ok(()), |graph| graph.launch(self.raw))
+        self.put_off.take().map_or(Ok(()), |graph| graph.launch(self))
+    }
+
+    /// Enqueues collectives when their groups are ready for it.
+    pub(crate) fn gathered(
+        &mut self,
+        gatherings: &Gatherings,
+        enqueue: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        self.watched.add(gatherings.groups());
+        gatherings.before()?;
+        enqueue(self)?;
+        gatherings.after();
+        Ok(())
     }
 
     pub(crate) fn wait_idle(&self, what: &str, timeout: Duration) -> Result<()> {
-        self.context.poll(self.raw, what, timeout)
+        // SAFETY: the stream is live.
+        let query = || unsafe { sys::cuStreamQuery(self.raw.0) };
+        self.context.wait_until(what, timeout, &self.watched, query)
     }
 
     /// Where the device sees a place of the staging memory.
@@ -112,7 +131,7 @@ impl CudaStream {
             if graph.launch_with(self, copy, &step)? {
                 return Ok(true);
             }
-            graph.launch(self.raw)?;
+            graph.launch(self)?;
         }
         let context = self.context.clone();
         step.enqueue(&context, self).map(|()| true)
@@ -260,6 +279,7 @@ impl Stream for CudaStream {
         let event = CudaEvent::own(event)?;
         self.context.enter()?;
         self.launch_put_off()?;
+        event.watch(&self.watched);
         event.record_on(self.raw)
     }
 
@@ -285,6 +305,8 @@ pub(crate) struct CudaEvent {
     context: Arc<Context>,
     raw: RawEvent,
     recorded: AtomicBool,
+    /// Those of the stream that it was recorded on.
+    watched: Mutex<Watched>,
 }
 
 impl CudaEvent {
@@ -293,7 +315,7 @@ impl CudaEvent {
         let mut raw: CUevent = ptr::null_mut();
         // SAFETY: the pointer is to a place of the right type.
         context.check(unsafe { sys::cuEventCreate(&raw mut raw, 0) }, "making an event")?;
-        Ok(Self { context, raw: Raw(raw), recorded: AtomicBool::new(false) })
+        Ok(Self { context, raw: Raw(raw), recorded: AtomicBool::new(false), watched: Mutex::default() })
     }
 
     fn own(event: &dyn Event) -> Result<&Self> {
@@ -308,9 +330,17 @@ impl CudaEvent {
         Ok(())
     }
 
+    fn watch(&self, watched: &Watched) {
+        *self.watched.lock().unwrap_or_else(PoisonError::into_inner) = watched.clone();
+    }
+
+    fn watched(&self) -> Watched {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn wait_for(&self, what: &str, timeout: Duration) -> Result<()> {
         // SAFETY: the event is live.
-        self.context.wait_until(what, timeout, || unsafe { sys::cuEventQuery(self.raw.0) })
+        self.context.wait_until(what, timeout, &self.watched(), || unsafe { sys::cuEventQuery(self.raw.0) })
     }
 }
 
@@ -328,8 +358,11 @@ impl Event for CudaEvent {
         self.context.enter()?;
         // SAFETY: the event is live.
         match unsafe { sys::cuEventQuery(self.raw.0) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            status => self.context.check(status, "asking for an event").map(|()| true),
+            sys::CUresult::CUDA_ERROR_NOT_READY => self.watched().check().map(|()| false),
+            status => {
+                self.context.check(status, "asking for an event")?;
+                self.watched().check().map(|()| true)
+            }
         }
     }
 

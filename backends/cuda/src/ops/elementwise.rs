@@ -8,12 +8,13 @@ use crate::{
     driver::{
         kernel_spec::KernelSpec,
         kernel_struct::{Pointer, declaration, kernel_struct, params_header},
-        launch::{LaunchOp, Parameters},
+        launch::{Function, LaunchOp, Parameters},
     },
     ops::{
         KernelPlan, THREADS, WIDE,
         frame::{Bound, Frame},
         operand,
+        operands::bits_of,
         params::{ExtentParams, MatrixParams, WeightParams},
         plane, result, type_name, type_of, type_or_f32,
         weight::CudaWeight,
@@ -25,6 +26,7 @@ use dsrun_core::{
     kernels::CallDesc,
     op::{Add, Cast, Columns},
 };
+use std::sync::Arc;
 
 pub(super) use activation::{activation, gated_activation};
 pub(super) use embed::embed;
@@ -123,6 +125,24 @@ pub(super) fn cast(op: &Cast, call: &CallDesc) -> Result<KernelPlan> {
 pub(super) fn columns(op: &Columns, call: &CallDesc) -> Result<KernelPlan> {
     let (name, start) = (type_of(call, 0)?, op.start as usize * operand(call, 0)?.dtype.bytes());
     copy(name, name, start)
+}
+
+/// The kernel that copies a plane of elements of so many bytes as they are.
+pub(super) fn copy_of_plane(bytes: usize) -> Result<KernelSpec> {
+    let name = bits_of(bytes)?;
+    Ok(KernelSpec::new("elementwise/cast.cu", "cast", [("X", &name), ("Y", &name)]))
+}
+
+/// A launch of [`copy_of_plane`].
+pub(super) fn copy_plane(
+    function: &Arc<Function>,
+    extent: ExtentParams,
+    [x, y]: [MatrixParams; 2],
+    columns: usize,
+) -> Option<LaunchOp> {
+    let rows = extent.rows as usize;
+    let params = CastParams { extent, x, y, columns: columns as i64 };
+    LaunchOp::kernel(function, plane(rows, columns), THREADS, &params)
 }
 
 /// A copy of the columns from `start` bytes on, rounded to the type `to`.

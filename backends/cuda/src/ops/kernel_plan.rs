@@ -34,13 +34,18 @@ impl KernelPlan {
     ) -> Self {
         let launches: MakeLaunches =
             Box::new(move |frame, functions, _| Ok(launch(frame, only(functions)?)?.into_iter().collect()));
-        Self { kernels: vec![spec], workspace: 0, persistent: 0, batch_invariant: true, launches }
+        Self::of(vec![spec], launches)
+    }
+
+    /// A plan without memory of its own.
+    pub(crate) fn of(kernels: Vec<KernelSpec>, launches: MakeLaunches) -> Self {
+        Self { kernels, workspace: 0, persistent: 0, batch_invariant: true, launches }
     }
 
     /// A plan without launches.
     pub(crate) fn nothing() -> Self {
         let launches: MakeLaunches = Box::new(|_, _, _| Ok(Vec::new()));
-        Self { kernels: Vec::new(), workspace: 0, persistent: 0, batch_invariant: true, launches }
+        Self::of(Vec::new(), launches)
     }
 }
 

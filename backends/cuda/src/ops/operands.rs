@@ -15,6 +15,16 @@ pub(crate) fn type_name(dtype: DType) -> Result<&'static str> {
     }
 }
 
+/// The name in the kernels of a type whose elements have so many bytes, for copies.
+pub(super) fn bits_of(bytes: usize) -> Result<&'static str> {
+    match bytes {
+        1 => Ok("u8"),
+        2 => Ok("u16"),
+        4 => Ok("u32"),
+        other => Err(Error::internal(format!("no element has {other} bytes"))),
+    }
+}
+
 /// The tensor operand at `index`.
 pub(super) fn operand(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
     call.tensor(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))

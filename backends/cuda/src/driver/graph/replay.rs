@@ -51,7 +51,9 @@ unsafe impl Sync for Replay {}
 impl Replay {
     pub(super) fn new(contents: Contents, captured: &Captured) -> Result<Self> {
         let alone = Executable::new(&contents.context, captured)?;
-        let short = captured.nodes().is_some_and(|nodes| nodes.len() <= SHORT);
+        // Other ranks wait for collectives, so those are not put off.
+        let alone_on_device = contents.gatherings.is_empty();
+        let short = alone_on_device && captured.nodes().is_some_and(|nodes| nodes.len() <= SHORT);
         Ok(Self { contents, alone, short, with_copies: Mutex::default() })
     }
 
@@ -64,8 +66,8 @@ impl Replay {
         self.short
     }
 
-    pub(crate) fn launch(&self, stream: RawStream) -> Result<()> {
-        self.alone.launch(stream)
+    pub(crate) fn launch(&self, stream: &mut CudaStream) -> Result<()> {
+        stream.gathered(&self.contents.gatherings, |stream| self.alone.launch(stream.raw))
     }
 
     /// Launches the graph with a copy behind it, which a step does; whether it did.

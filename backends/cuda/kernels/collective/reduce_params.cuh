@@ -1,0 +1,43 @@
+/*
+ * Parameters of the kernels in collective/reduce.cu.
+ *
+ * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
+ */
+/* Parameters of the collectives that reduce. */
+struct ReduceParams {
+    Extent extent;
+    Matrix<const X> x;
+    Matrix<X> y;
+    /* Elements from the part of `x` that goes to a rank to the next part. */
+    i64 x_part;
+    i64 columns;
+    /* Where this rank's packets begin at each rank. */
+    void* to[8];
+    /* Where the packets of all ranks begin here. */
+    const void* from;
+    /* The rounds so far, by block. */
+    u32* rounds;
+    void* state;
+    /* The longest wait in nanoseconds. */
+    u64 patience;
+    int rank;
+    int ranks;
+    /* Packets of a thread in a round for each rank, at most `DEPTH`. */
+    int depths;
+    int reduction;
+};
+static_assert(sizeof(ReduceParams) == 232, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::extent) == 72 && alignof(decltype(ReduceParams::extent)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::x) == 16 && alignof(decltype(ReduceParams::x)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::y) == 16 && alignof(decltype(ReduceParams::y)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::x_part) == 8 && alignof(decltype(ReduceParams::x_part)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::columns) == 8 && alignof(decltype(ReduceParams::columns)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::to) == 64 && alignof(decltype(ReduceParams::to)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::from) == 8 && alignof(decltype(ReduceParams::from)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::rounds) == 8 && alignof(decltype(ReduceParams::rounds)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::state) == 8 && alignof(decltype(ReduceParams::state)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::patience) == 8 && alignof(decltype(ReduceParams::patience)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::rank) == 4 && alignof(decltype(ReduceParams::rank)) == 4, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::ranks) == 4 && alignof(decltype(ReduceParams::ranks)) == 4, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::depths) == 4 && alignof(decltype(ReduceParams::depths)) == 4, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::reduction) == 4 && alignof(decltype(ReduceParams::reduction)) == 4, "ReduceParams as in Rust");

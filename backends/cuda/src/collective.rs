@@ -1,0 +1,160 @@
+//! Groups of ranks on GPUs: how they are joined, and which of two ways their collectives take.
+//!
+//! | way | ranks |
+//! |---|---|
+//! | [peer exchange](mailbox): our kernels write into each other's memory | of one process, on GPUs that reach each other, or on the same GPU |
+//! | NCCL | on different GPUs, in one process or in several |
+//!
+//! A group has one of them or both; then [`crate::arch::crossover`] chooses by size. Ranks find each other by the transport of the host,
+//! which names those that are missing, and tells all why a group ended.
+
+mod comm;
+mod facts;
+mod mailbox;
+mod members;
+
+use crate::driver::{
+    context::Context,
+    nccl::{Nccl, NcclComm, UniqueId},
+};
+pub(crate) use comm::CudaComm;
+use dsrun_core::{
+    Code, Error, Result,
+    collective::{
+        Collective, Comm, GroupId,
+        host::{HostCollective, HostComm},
+    },
+};
+use facts::{Facts, Way};
+use mailbox::Mailbox;
+pub(crate) use mailbox::{BLOCKS, CREDITS, DEPTH, Exchange, MAX_RANKS, THREADS};
+use members::Members;
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+/// The environment variable that names the only way that collectives may take: `peer` or `nccl`. To compare, and to test.
+const WAY: &str = "DSRUN_CUDA_COLLECTIVES";
+
+/// The collectives of a device.
+#[derive(Debug)]
+pub(crate) struct CudaCollective {
+    pub(crate) context: Arc<Context>,
+}
+
+impl Collective for CudaCollective {
+    fn group_id(&self, host: Option<IpAddr>) -> Result<GroupId> {
+        HostCollective.group_id(host)
+    }
+
+    fn join(&self, id: &GroupId, rank: usize, ranks: usize, timeout: Duration) -> Result<Arc<dyn Comm>> {
+        let host = HostComm::join(id, rank, ranks, timeout)?.with_timeout(timeout);
+        match self.connect(&host, id, timeout) {
+            Ok((exchange, nccl)) => Ok(Arc::new(CudaComm::new(host, self.context.clone(), exchange, nccl))),
+            Err(error) => {
+                // The other ranks wait for this one otherwise.
+                host.abort(error.message());
+                Members::forget(id);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl CudaCollective {
+    /// Makes the ways that the group has.
+    fn connect(
+        &self,
+        host: &HostComm,
+        id: &GroupId,
+        timeout: Duration,
+    ) -> Result<(Option<Exchange>, Option<Arc<NcclComm>>)> {
+        let only = match std::env::var_os(WAY) {
+            Some(text) => Some(Way::named(&text.to_string_lossy())?),
+            None => None,
+        };
+        let library = Nccl::open();
+        let own = Facts::of(&self.context, library.as_ref().ok().map(|nccl| nccl.version()))?;
+        let all = facts::gather(host, &own)?;
+        let exchange = match only {
+            Some(Way::Nccl) => None,
+            _ if facts::one_process(&all) && all.len() <= MAX_RANKS => {
+                // A rank that reaches all others need not be reached by them: all have to agree.
+                let (exchange, lacks) = match self.exchange(host, id)? {
+                    (_, Some(error)) => (None, Some(error)),
+                    (exchange, None) => (Some(exchange), None),
+                };
+                let reached = host.all_gather(&[u8::from(lacks.is_none())])?;
+                if let Some(error) = lacks {
+                    tracing::warn!(%error, "collectives of the group go through NCCL only");
+                }
+                exchange.filter(|_| reached.iter().all(|reached| **reached == [1]))
+            }
+            _ => None,
+        };
+        let reason = || facts::why_not_peers(&all, MAX_RANKS);
+        let nccl = match (only, facts::shared_device(&all)) {
+            (Some(Way::Peer), _) => None,
+            // NCCL takes no group of one rank, which exchanges nothing, unless it is asked to.
+            (None, _) if all.len() == 1 => None,
+            (_, Some([first, second])) if exchange.is_none() => {
+                let message = format!(
+                    "ranks {first} and {second} share a GPU, but {}, and NCCL runs one rank on a GPU; give each rank a GPU of its \
+                     own",
+                    reason()
+                );
+                return Err(Error::unsupported(message));
+            }
+            (_, Some(_)) => None,
+            (_, None) => match (library, facts::lacks_nccl(&all)) {
+                (Ok(nccl), None) => Some(nccl),
+                (Err(error), _) if exchange.is_none() => {
+                    let message = format!("{}: {}", reason(), error.message());
+                    return Err(Error::new(error.code(), message));
+                }
+                (Ok(_), Some(rank)) if exchange.is_none() => {
+                    let message = format!("{}, and rank {rank} has no NCCL that can be used", reason());
+                    return Err(Error::new(Code::Unavailable, message));
+                }
+                (library, _) => {
+                    let error = library.err().map(|error| error.to_string()).unwrap_or_default();
+                    tracing::warn!(error, "no NCCL: large collectives take the way of small ones, and are slower");
+                    None
+                }
+            },
+        };
+        if exchange.is_none() && nccl.is_none() {
+            return Err(Error::unsupported(format!("{WAY} is `peer`, but {}", reason())));
+        }
+        let nccl = nccl.map(|nccl| self.communicator(host, &nccl, timeout)).transpose()?;
+        let (rank, ranks, peer) = (host.rank(), host.ranks(), exchange.is_some());
+        tracing::debug!(rank, ranks, peer, ?nccl, "joined a group");
+        Ok((exchange, nccl))
+    }
+
+    /// The memory that ranks of this process exchange data in, and why this rank cannot use it.
+    fn exchange(&self, host: &HostComm, id: &GroupId) -> Result<(Exchange, Option<Error>)> {
+        let (rank, ranks) = (host.rank(), host.ranks());
+        let members = Members::of_group(id, ranks);
+        members.add(rank, Arc::new(Mailbox::new(&self.context, ranks)?));
+        // All have added theirs.
+        host.barrier()?;
+        let mailboxes = members.mailboxes()?;
+        let lacks = mailboxes.iter().find_map(|mailbox| self.context.reach(mailbox.context()).err());
+        // All have taken them: the group need not be found any more.
+        host.barrier()?;
+        Members::forget(id);
+        Ok((Exchange::new(rank, mailboxes, members), lacks))
+    }
+
+    fn communicator(&self, host: &HostComm, nccl: &Arc<Nccl>, timeout: Duration) -> Result<Arc<NcclComm>> {
+        let mut id = match host.rank() {
+            0 => nccl.unique_id()?,
+            _ => UniqueId([0; 128]),
+        };
+        host.broadcast(&mut id.0, 0)?;
+        self.context.enter()?;
+        let comm = NcclComm::join(nccl, id, host.rank(), host.ranks(), timeout)?;
+        // Names the ranks that did not get so far.
+        host.barrier()?;
+        Ok(Arc::new(comm))
+    }
+}

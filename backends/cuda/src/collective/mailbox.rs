@@ -1,0 +1,311 @@
+//! The memory that ranks exchange data in, by plain stores of one GPU into the memory of another.
+//!
+//! A rank owns a mailbox, into which the others write packets: 8 bytes of data beside the number of the round that they belong to,
+//! twice, so that data is the flag and no packet needs another to be ordered before it. Which round comes next is counted on the device,
+//! so a captured graph may be replayed. `kernels/collective/exchange.cuh` has the protocol.
+
+use super::members::Members;
+use crate::driver::{
+    context::Context,
+    raw::Raw,
+};
+use cudarc::driver::sys;
+use dsrun_core::{Code, Error, Result};
+use std::{fmt, ptr, sync::Arc};
+
+/// The most ranks of an exchange.
+pub(crate) const MAX_RANKS: usize = 8;
+/// The most blocks of a kernel that exchanges data. Few, because those of all ranks that share a GPU have to be there at once.
+pub(crate) const BLOCKS: usize = 32;
+/// Threads of a block.
+pub(crate) const THREADS: usize = 256;
+/// The most packets of a thread in a round, for each rank.
+pub(crate) const DEPTH: usize = 4;
+/// Rounds that a rank may send before the receiver has taken the first.
+pub(crate) const CREDITS: usize = 4;
+
+/// Bytes of a packet.
+const PACKET: usize = 16;
+/// Bytes of the packets of a round from one rank.
+const ROUND: usize = BLOCKS * THREADS * DEPTH * PACKET;
+/// Bytes of the packets of collectives from one rank: of two rounds.
+const COLLECTIVE: usize = 2 * ROUND;
+/// Bytes of the packets that one rank sends.
+const SENT: usize = CREDITS * ROUND;
+/// Bytes of the rounds that one receiver has taken, by thread.
+const TAKEN: usize = BLOCKS * THREADS * size_of::<u32>();
+/// Bytes of the rounds that were begun, by block.
+const COUNTS: usize = BLOCKS * size_of::<u32>();
+
+/// Where parts of a mailbox begin, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    ranks: usize,
+}
+
+impl Places {
+    /// Packets of collectives from a rank.
+    fn collective(self, from: usize) -> usize {
+        from * COLLECTIVE
+    }
+
+    /// Packets that a rank sends.
+    fn sent(self, from: usize) -> usize {
+        self.ranks * COLLECTIVE + from * SENT
+    }
+
+    /// The rounds that a receiver has taken.
+    fn taken(self, by: usize) -> usize {
+        self.sent(self.ranks) + by * TAKEN
+    }
+
+    /// The rounds of collectives.
+    fn rounds(self) -> usize {
+        self.taken(self.ranks)
+    }
+
+    /// The rounds sent to a rank.
+    fn sends(self, to: usize) -> usize {
+        self.rounds() + (1 + to) * COUNTS
+    }
+
+    /// The rounds received from a rank.
+    fn receives(self, from: usize) -> usize {
+        self.sends(self.ranks) + from * COUNTS
+    }
+
+    /// The bytes of the mailbox.
+    fn bytes(self) -> usize {
+        self.receives(self.ranks)
+    }
+}
+
+/// What kernels and the host tell each other, in pinned memory: `ExchangeState` of the kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct State {
+    /// Whether waits are to end.
+    ended: u32,
+    _unused: u32,
+    /// The wait that was given up: 0, or its bits.
+    given_up: u64,
+}
+
+/// A rank's mailbox.
+pub(crate) struct Mailbox {
+    context: Arc<Context>,
+    memory: u64,
+    state: Raw<State>,
+    /// Where devices see the state.
+    state_address: u64,
+    places: Places,
+}
+
+impl fmt::Debug for Mailbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mailbox({:#x}, {} bytes)", self.memory, self.places.bytes())
+    }
+}
+
+/// A wait that a kernel gave up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GivenUp {
+    /// The rank that did not come.
+    pub(crate) peer: usize,
+    pub(crate) block: usize,
+}
+
+impl Mailbox {
+    /// An empty mailbox for a group of so many ranks.
+    ///
+    /// # Errors
+    /// If there is too little memory.
+    pub(super) fn new(context: &Arc<Context>, ranks: usize) -> Result<Self> {
+        context.enter()?;
+        let places = Places { ranks };
+        let bytes = places.bytes();
+        let (mut memory, mut state, mut state_address) = (0, ptr::null_mut(), 0);
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the pointers are to places of the right type. Memory of this kind, unlike that of pools, is mapped for every GPU that
+        // has peer access to this one.
+        let status = unsafe { sys::cuMemAlloc_v2(&raw mut memory, bytes) };
+        context.check_with(status, || format!("allocating {bytes} bytes to exchange data in"))?;
+        let made = (|| {
+            // SAFETY: the memory is `bytes` long. What is pinned is as long as it is said to be, and is written only if it was allocated.
+            unsafe {
+                context.check(sys::cuMemsetD8_v2(memory, 0, bytes), "clearing memory")?;
+                context.check(sys::cuCtxSynchronize(), "waiting for memory to be cleared")?;
+                let status = sys::cuMemHostAlloc(&raw mut state, size_of::<State>(), flags);
+                context.check(status, "pinning host memory")?;
+                ptr::write_bytes(state.cast::<State>(), 0, 1);
+                let status = sys::cuMemHostGetDevicePointer_v2(&raw mut state_address, state, 0);
+                context.check(status, "mapping pinned memory")
+            }
+        })();
+        // From here on dropping it frees what there is.
+        let mailbox = Self { context: context.clone(), memory, state: Raw(state.cast()), state_address, places };
+        made.map(|()| mailbox)
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Ends the waits of the owner's kernels.
+    fn end(&self) {
+        // SAFETY: the memory lives as long as `self`; devices read it whole.
+        unsafe { (&raw mut (*self.state.0).ended).write_volatile(1) };
+    }
+
+    /// The wait that a kernel of the owner gave up.
+    fn given_up(&self) -> Option<GivenUp> {
+        // SAFETY: the memory lives as long as `self`; the device writes it whole.
+        let bits = unsafe { (&raw const (*self.state.0).given_up).read_volatile() };
+        (bits != 0).then_some(GivenUp { peer: (bits >> 32) as usize & 0xFF, block: bits as u32 as usize })
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        self.context.settle();
+        if self.context.enter_anyway().is_ok() {
+            // SAFETY: allocated by `new` and freed once. The mailboxes of a group live until its last member is dropped, and every
+            // member waits for its device first.
+            unsafe {
+                sys::cuMemFree_v2(self.memory);
+                if !self.state.0.is_null() {
+                    sys::cuMemFreeHost(self.state.0.cast());
+                }
+            }
+        }
+    }
+}
+
+/// A rank's view of the mailboxes of its group.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    rank: usize,
+    mailboxes: Vec<Arc<Mailbox>>,
+    members: Arc<Members>,
+}
+
+impl Exchange {
+    pub(super) fn new(rank: usize, mailboxes: Vec<Arc<Mailbox>>, members: Arc<Members>) -> Self {
+        Self { rank, mailboxes, members }
+    }
+
+    fn own(&self) -> &Mailbox {
+        &self.mailboxes[self.rank]
+    }
+
+    /// How far ranks that share a device have come.
+    pub(super) fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// Whether this rank shares its device with another one.
+    pub(super) fn shares_device(&self) -> bool {
+        let own = self.own().context.device();
+        self.mailboxes.iter().filter(|mailbox| mailbox.context.device() == own).count() > 1
+    }
+
+    /// Where this rank's packets of collectives begin at each rank.
+    pub(crate) fn to(&self) -> [u64; MAX_RANKS] {
+        let place = |rank: usize| {
+            let at = |mailbox: &Arc<Mailbox>| mailbox.memory + mailbox.places.collective(self.rank) as u64;
+            self.mailboxes.get(rank).map_or(0, at)
+        };
+        std::array::from_fn(place)
+    }
+
+    /// Where the packets of all ranks begin here.
+    pub(crate) fn from(&self) -> u64 {
+        self.own().memory + self.own().places.collective(0) as u64
+    }
+
+    /// The rounds of collectives.
+    pub(crate) fn rounds(&self) -> u64 {
+        self.own().memory + self.own().places.rounds() as u64
+    }
+
+    /// What kernels and the host tell each other.
+    pub(crate) fn state(&self) -> u64 {
+        self.own().state_address
+    }
+
+    /// For sending to a rank: where its packets go, the rounds that it has taken, and those that were sent to it.
+    pub(crate) fn sending(&self, to: usize) -> [u64; 3] {
+        let (own, peer) = (self.own(), &self.mailboxes[to]);
+        [
+            peer.memory + peer.places.sent(self.rank) as u64,
+            own.memory + own.places.taken(to) as u64,
+            own.memory + own.places.sends(to) as u64,
+        ]
+    }
+
+    /// For receiving from a rank: where its packets come, where the rounds that were taken are told, and their number.
+    pub(crate) fn receiving(&self, from: usize) -> [u64; 3] {
+        let (own, peer) = (self.own(), &self.mailboxes[from]);
+        [
+            own.memory + own.places.sent(from) as u64,
+            peer.memory + peer.places.taken(self.rank) as u64,
+            own.memory + own.places.receives(from) as u64,
+        ]
+    }
+
+    /// Ends the waits of the kernels of all ranks.
+    pub(super) fn end(&self) {
+        self.mailboxes.iter().for_each(|mailbox| mailbox.end());
+    }
+
+    /// Ends the waits of the kernels of this rank.
+    pub(super) fn end_own(&self) {
+        self.own().end();
+    }
+
+    /// The wait that a kernel of this rank gave up.
+    ///
+    /// # Errors
+    /// Names the rank that did not come.
+    pub(super) fn check(&self) -> Result<()> {
+        let Some(GivenUp { peer, block }) = self.own().given_up() else { return Ok(()) };
+        let message = format!(
+            "rank {} gave up waiting for data of rank {peer}, which did not come to the same collective (block {block})",
+            self.rank
+        );
+        Err(Error::new(Code::Timeout, message))
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        // Whoever is the last frees memory that kernels of this rank write to.
+        self.own().context.settle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_mailbox_follow_each_other() {
+        for ranks in 1..=MAX_RANKS {
+            let places = Places { ranks };
+            let mut starts: Vec<(usize, usize)> = Vec::new();
+            starts.extend((0..ranks).map(|rank| (places.collective(rank), COLLECTIVE)));
+            starts.extend((0..ranks).map(|rank| (places.sent(rank), SENT)));
+            starts.extend((0..ranks).map(|rank| (places.taken(rank), TAKEN)));
+            starts.push((places.rounds(), COUNTS));
+            starts.extend((0..ranks).map(|rank| (places.sends(rank), COUNTS)));
+            starts.extend((0..ranks).map(|rank| (places.receives(rank), COUNTS)));
+            let mut end = 0;
+            for (start, bytes) in starts {
+                assert_eq!(start, end);
+                assert!(start.is_multiple_of(PACKET));
+                end = start + bytes;
+            }
+            assert_eq!(end, places.bytes());
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Collectives: by peer exchange or by NCCL, as the group and the size have it.
+//!
+//! The data that moves is dense: rows below the extent by peer exchange, and all rows by NCCL, which takes its counts from the host.
+
+mod by_nccl;
+mod by_peers;
+
+use crate::{
+    arch::crossover::by_peers,
+    collective::CudaComm,
+    driver::{
+        context::Context,
+        rendezvous::{Rendezvous, Turn},
+    },
+    ops::{KernelPlan, operand, result},
+};
+use dsrun_core::{Error, Result, TensorDesc, collective::Comm, kernels::CallDesc, op::Op};
+use std::{any::Any, sync::Arc};
+
+pub(super) use by_peers::{all_specs, params_headers};
+
+/// The group of a collective.
+fn comm(call: &CallDesc) -> Result<Arc<CudaComm>> {
+    let comm = call.comm.as_ref().ok_or_else(|| Error::invalid("is missing").at("comm"))?;
+    let any: Arc<dyn Any + Send + Sync> = comm.clone();
+    any.downcast().map_err(|_| Error::invalid("is a group of another backend").at("comm"))
+}
+
+/// What a call is to its group, if it is a collective.
+///
+/// # Errors
+/// If the group was joined by another handle of the device.
+pub(crate) fn rendezvous(call: &CallDesc, context: &Arc<Context>) -> Result<Option<Rendezvous>> {
+    if call.op.mesh_axis().is_none() {
+        return Ok(None);
+    }
+    let turn = match &call.op {
+        Op::Send(op) => Turn::Send(op.peer as usize),
+        Op::Receive(op) => Turn::Receive(op.peer as usize),
+        _ => Turn::All,
+    };
+    let group = comm(call)?;
+    if !Arc::ptr_eq(group.context(), context) {
+        return Err(Error::invalid("was joined by another handle of the device").at("comm"));
+    }
+    Ok(Some(Rendezvous { group, turn }))
+}
+
+pub(super) fn plan(call: &CallDesc) -> Result<KernelPlan> {
+    let comm = comm(call)?;
+    let planes = Planes::of(call)?;
+    match (&comm.exchange, &comm.nccl) {
+        (Some(_), None) => by_peers::plan(call, planes, &comm),
+        (None, Some(nccl)) => by_nccl::plan(call, planes, nccl),
+        (Some(_), Some(nccl)) => match by_peers(&call.op, planes.bytes(), planes.ranks) {
+            true => by_peers::plan(call, planes, &comm),
+            false => by_nccl::plan(call, planes, nccl),
+        },
+        (None, None) => Err(Error::internal("a group has no way to exchange data")),
+    }
+}
+
+/// The planes of one shape that are exchanged: what of the operand goes to each rank, and where in the result that of each rank comes.
+/// One that goes to all ranks, or that all ranks reduce to, stays the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Planes {
+    ranks: usize,
+    rows: usize,
+    columns: usize,
+    element_bytes: usize,
+    /// Elements from a rank's plane of the operand to that of the next.
+    x_part: usize,
+    /// Elements from a rank's plane of the result to that of the next.
+    y_part: usize,
+    /// Whether the operand's rows, and the result's, are without gaps.
+    dense: [bool; 2],
+    /// Whether the device knows how many rows are real.
+    bounded: bool,
+    /// Whether rows of all planes are made of whole, aligned 8 bytes.
+    wide: bool,
+}
+
+/// Whether the rows follow each other without gaps.
+fn is_dense(plane: &TensorDesc) -> bool {
+    plane.shape[0] <= 1 || plane.strides[0] == plane.shape[1]
+}
+
+impl Planes {
+    fn of(call: &CallDesc) -> Result<Self> {
+        let ranks = comm(call)?.ranks();
+        if matches!(call.op, Op::Barrier(_)) {
+            return Ok(Self {
+                ranks,
+                rows: 0,
+                columns: 0,
+                element_bytes: 4,
+                x_part: 0,
+                y_part: 0,
+                dense: [true; 2],
+                bounded: false,
+                wide: true,
+            });
+        }
+        let x = operand(call, 0)?;
+        let y = if call.results.is_empty() { x } else { result(call, 0)? };
+        let by_rows = match &call.op {
+            Op::AllGather(op) => op.rows,
+            Op::ReduceScatter(op) => op.rows,
+            Op::AllToAll(_) => true,
+            _ => false,
+        };
+        let bounded = x.bounded || y.bounded;
+        if by_rows && bounded {
+            let message = "is bounded, but its rows are shared out";
+            return Err(Error::unsupported(message).at("x").field("extent"));
+        }
+        let (mut rows, columns) = match &call.op {
+            Op::ReduceScatter(_) => (y.shape[0], y.shape[1]),
+            _ => (x.shape[0], x.shape[1]),
+        };
+        if matches!(call.op, Op::AllToAll(_)) {
+            rows /= ranks;
+        }
+        let parts = |tensor: &TensorDesc| if by_rows { rows * tensor.strides[0] } else { columns };
+        let (x_part, y_part) = match &call.op {
+            Op::AllGather(_) => (0, parts(y)),
+            Op::ReduceScatter(_) => (parts(x), 0),
+            Op::AllToAll(_) => (parts(x), parts(y)),
+            _ => (0, 0),
+        };
+        let element_bytes = x.dtype.bytes();
+        let whole = |elements: usize| (elements * element_bytes).is_multiple_of(by_peers::UNIT_BYTES);
+        let wide = whole(columns) && whole(x.strides[0]) && whole(y.strides[0]);
+        let dense = [is_dense(x), is_dense(y)];
+        Ok(Self { ranks, rows, columns, element_bytes, x_part, y_part, dense, bounded, wide })
+    }
+
+    /// The most bytes that go from one rank to another.
+    fn bytes(&self) -> usize {
+        self.rows * self.columns * self.element_bytes
+    }
+}

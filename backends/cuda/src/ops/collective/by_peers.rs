@@ -1,0 +1,321 @@
+//! Collectives by peer exchange: `kernels/collective/exchange.cuh` has the protocol.
+
+use super::Planes;
+use crate::{
+    arch::crossover::crossover,
+    collective::{BLOCKS, CREDITS, CudaComm, DEPTH, Exchange, MAX_RANKS, THREADS},
+    driver::{
+        kernel_spec::KernelSpec,
+        kernel_struct::{Pointer, declaration, kernel_struct, params_header},
+        launch::{LaunchOp, Parameters},
+    },
+    ops::{
+        KernelPlan,
+        frame::{Bound, Frame},
+        operands::bits_of,
+        params::{ExtentParams, MatrixParams},
+    },
+};
+use dsrun_core::{
+    DType, Error, Result,
+    collective::Comm,
+    kernels::CallDesc,
+    op::{Op, Reduction},
+};
+use std::{sync::Arc, time::Duration};
+
+/// Bytes of data in a packet.
+pub(super) const UNIT_BYTES: usize = 8;
+/// How long a kernel waits for another rank to come to the same collective.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long it waits for a message or for room for one: the other rank may have to compute first.
+const MESSAGE_PATIENCE: Duration = Duration::from_secs(200);
+
+kernel_struct! {
+    /// Parameters of the collectives that reduce.
+    struct ReduceParams {
+        extent: ExtentParams = "Extent",
+        x: MatrixParams = "Matrix<const X>",
+        y: MatrixParams = "Matrix<X>",
+        /// Elements from the part of `x` that goes to a rank to the next part.
+        x_part: i64 = "i64",
+        columns: i64 = "i64",
+        /// Where this rank's packets begin at each rank.
+        to: [Pointer; MAX_RANKS] = "void*",
+        /// Where the packets of all ranks begin here.
+        from: Pointer = "const void*",
+        /// The rounds so far, by block.
+        rounds: Pointer = "u32*",
+        state: Pointer = "void*",
+        /// The longest wait in nanoseconds.
+        patience: u64 = "u64",
+        rank: i32 = "int",
+        ranks: i32 = "int",
+        /// Packets of a thread in a round for each rank, at most `DEPTH`.
+        depths: i32 = "int",
+        reduction: i32 = "int",
+    }
+}
+
+kernel_struct! {
+    /// Parameters of `spread`.
+    struct SpreadParams {
+        extent: ExtentParams = "Extent",
+        x: MatrixParams = "Matrix<const X>",
+        y: MatrixParams = "Matrix<X>",
+        /// Elements from the part of `x` that goes to a rank to the next part.
+        x_part: i64 = "i64",
+        /// Elements from the part of `y` that comes from a rank to the next part.
+        y_part: i64 = "i64",
+        columns: i64 = "i64",
+        /// Where this rank's packets begin at each rank.
+        to: [Pointer; MAX_RANKS] = "void*",
+        /// Where the packets of all ranks begin here.
+        from: Pointer = "const void*",
+        /// The rounds so far, by block.
+        rounds: Pointer = "u32*",
+        state: Pointer = "void*",
+        /// The longest wait in nanoseconds.
+        patience: u64 = "u64",
+        rank: i32 = "int",
+        ranks: i32 = "int",
+        /// Packets of a thread in a round for each rank, at most `DEPTH`.
+        depths: i32 = "int",
+        /// The only rank whose data counts, or -1.
+        root: i32 = "int",
+        /// Whether there is a round without data.
+        barrier: i32 = "int",
+        unused: i32 = "int",
+    }
+}
+
+kernel_struct! {
+    /// Parameters of `send` and `receive`.
+    struct MessageParams {
+        extent: ExtentParams = "Extent",
+        x: MatrixParams = "Matrix<X>",
+        columns: i64 = "i64",
+        /// Where the packets are, at the receiver.
+        packets: Pointer = "void*",
+        /// The rounds that the receiver has taken, by thread, at the sender.
+        taken: Pointer = "u32*",
+        /// The rounds so far, by block.
+        rounds: Pointer = "u32*",
+        state: Pointer = "void*",
+        /// The longest wait in nanoseconds.
+        patience: u64 = "u64",
+        peer: i32 = "int",
+        /// Packets of a thread in a round, at most `DEPTH`.
+        depths: i32 = "int",
+    }
+}
+
+/// The generated headers of these kernels' parameters.
+pub(crate) fn params_headers() -> Vec<(String, String)> {
+    vec![
+        params_header("collective/reduce", &[declaration::<ReduceParams>()]),
+        params_header("collective/copy", &[declaration::<SpreadParams>(), declaration::<MessageParams>()]),
+    ]
+}
+
+/// The name in the kernels of a type that is reduced.
+fn reduced_type(dtype: DType) -> Result<&'static str> {
+    Ok(match dtype {
+        DType::F32 => "f32",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::I32 => "i32",
+        DType::U32 => "u32",
+        DType::I8 => "i8",
+        DType::U8 => "u8",
+        other => return Err(Error::unsupported(format!("CUDA cannot reduce elements of {other}"))),
+    })
+}
+
+/// What a kernel does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernel {
+    OneShot(Reduction),
+    TwoShots(Reduction),
+    Scatter(Reduction),
+    /// Copies; of one rank only, if it is given.
+    Spread(Option<u32>),
+    Barrier,
+    Send(usize),
+    Receive(usize),
+}
+
+impl Kernel {
+    fn of(op: &Op, planes: &Planes) -> Result<Self> {
+        let small = planes.bytes() <= crossover(planes.ranks).one_shot;
+        Ok(match op {
+            Op::AllReduce(op) if small => Self::OneShot(op.reduction),
+            Op::AllReduce(op) => Self::TwoShots(op.reduction),
+            Op::ReduceScatter(op) => Self::Scatter(op.reduction),
+            Op::AllGather(_) | Op::AllToAll(_) => Self::Spread(None),
+            Op::Broadcast(op) => Self::Spread(Some(op.root)),
+            Op::Barrier(_) => Self::Barrier,
+            Op::Send(op) => Self::Send(op.peer as usize),
+            Op::Receive(op) => Self::Receive(op.peer as usize),
+            other => return Err(Error::internal(format!("{} is no collective", other.name()))),
+        })
+    }
+
+    fn spec(self, dtype: DType, wide: bool) -> Result<KernelSpec> {
+        let (unit, entry, name) = match self {
+            Self::OneShot(_) => ("collective/reduce.cu", "one_shot", reduced_type(dtype)?),
+            Self::TwoShots(_) => ("collective/reduce.cu", "two_shots", reduced_type(dtype)?),
+            Self::Scatter(_) => ("collective/reduce.cu", "scatter", reduced_type(dtype)?),
+            Self::Spread(_) | Self::Barrier => ("collective/copy.cu", "spread", bits_of(dtype.bytes())?),
+            Self::Send(_) => ("collective/copy.cu", "send", bits_of(dtype.bytes())?),
+            Self::Receive(_) => ("collective/copy.cu", "receive", bits_of(dtype.bytes())?),
+        };
+        let wide = u8::from(wide);
+        let defines: [(_, &dyn std::fmt::Display); 6] = [
+            ("X", &name),
+            ("WIDE", &wide),
+            ("BLOCKS", &BLOCKS),
+            ("THREADS", &THREADS),
+            ("DEPTH", &DEPTH),
+            ("CREDITS", &CREDITS),
+        ];
+        Ok(KernelSpec::new(unit, entry, defines))
+    }
+}
+
+/// Blocks, and packets of a thread in a round, for so many bytes. All ranks have to come to the same numbers.
+fn geometry(bytes: usize) -> (usize, usize) {
+    let units = bytes.div_ceil(UNIT_BYTES);
+    let blocks = units.div_ceil(THREADS).clamp(1, BLOCKS);
+    (blocks, units.div_ceil(BLOCKS * THREADS).clamp(1, DEPTH))
+}
+
+pub(super) fn plan(call: &CallDesc, planes: Planes, comm: &Arc<CudaComm>) -> Result<KernelPlan> {
+    let kernel = Kernel::of(&call.op, &planes)?;
+    let dtype = call.tensor(0).map_or(DType::U32, |x| x.dtype);
+    let spec = kernel.spec(dtype, planes.wide)?;
+    let comm = comm.clone();
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
+        let exchange =
+            comm.exchange.as_ref().ok_or_else(|| Error::internal("a group has no peer exchange"))?;
+        let each = match kernel {
+            Kernel::TwoShots(_) => planes.bytes().div_ceil(planes.ranks),
+            _ => planes.bytes(),
+        };
+        let (blocks, depths) = geometry(each);
+        let parameters = parameters(kernel, &planes, frame, exchange, comm.rank(), depths)?;
+        Ok(LaunchOp::kernel(function, [blocks, 1, 1], THREADS, parameters))
+    }))
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn parameters(
+    kernel: Kernel,
+    planes: &Planes,
+    frame: &Frame,
+    exchange: &Exchange,
+    rank: usize,
+    depths: usize,
+) -> Result<Parameters> {
+    let x = frame.optional(0);
+    let y = frame.results.first().or(x);
+    let bounds: Vec<&Bound> = x.into_iter().chain(y).collect();
+    let extent = ExtentParams::of(planes.rows, &bounds);
+    let columns = planes.columns as i64;
+    let (state, depths) = (exchange.state(), depths as i32);
+    let (rank, ranks) = (rank as i32, planes.ranks as i32);
+    let message = |[packets, taken, rounds]: [u64; 3], of: Option<&Bound>, peer: usize| {
+        Parameters::from(&MessageParams {
+            extent,
+            x: MatrixParams::optional(of),
+            columns,
+            packets,
+            taken,
+            rounds,
+            state,
+            patience: nanoseconds(MESSAGE_PATIENCE),
+            peer: peer as i32,
+            depths,
+        })
+    };
+    Ok(match kernel {
+        Kernel::OneShot(reduction) | Kernel::TwoShots(reduction) | Kernel::Scatter(reduction) => {
+            Parameters::from(&ReduceParams {
+                extent,
+                x: MatrixParams::optional(x),
+                y: MatrixParams::optional(y),
+                x_part: planes.x_part as i64,
+                columns,
+                to: exchange.to(),
+                from: exchange.from(),
+                rounds: exchange.rounds(),
+                state,
+                patience: nanoseconds(PATIENCE),
+                rank,
+                ranks,
+                depths,
+                reduction: reduction as i32,
+            })
+        }
+        Kernel::Spread(_) | Kernel::Barrier => Parameters::from(&SpreadParams {
+            extent,
+            x: MatrixParams::optional(x),
+            y: MatrixParams::optional(y),
+            x_part: planes.x_part as i64,
+            y_part: planes.y_part as i64,
+            columns,
+            to: exchange.to(),
+            from: exchange.from(),
+            rounds: exchange.rounds(),
+            state,
+            patience: nanoseconds(PATIENCE),
+            rank,
+            ranks,
+            depths,
+            root: if let Kernel::Spread(Some(root)) = kernel { root as i32 } else { -1 },
+            barrier: i32::from(kernel == Kernel::Barrier),
+            unused: 0,
+        }),
+        Kernel::Send(peer) => message(exchange.sending(peer), x, peer),
+        Kernel::Receive(peer) => message(exchange.receiving(peer), y, peer),
+    })
+}
+
+/// The kernels that groups of two and of four ranks may need.
+pub(crate) fn all_specs() -> Result<Vec<KernelSpec>> {
+    let sum = Reduction::Sum;
+    let reducing = [Kernel::OneShot(sum), Kernel::TwoShots(sum), Kernel::Scatter(sum)];
+    let copying = [Kernel::Spread(None), Kernel::Send(0), Kernel::Receive(0)];
+    let mut specs = Vec::new();
+    for wide in [false, true] {
+        for dtype in DType::ALL {
+            for kernel in reducing {
+                specs.push(kernel.spec(dtype, wide)?);
+            }
+        }
+        for dtype in [DType::U8, DType::F16, DType::U32] {
+            for kernel in copying {
+                specs.push(kernel.spec(dtype, wide)?);
+            }
+        }
+    }
+    Ok(specs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_spread_over_blocks_before_threads_have_several_packets() {
+        assert_eq!(geometry(0), (1, 1));
+        assert_eq!(geometry(1), (1, 1));
+        assert_eq!(geometry(16 << 10), (8, 1));
+        assert_eq!(geometry(BLOCKS * THREADS * UNIT_BYTES), (BLOCKS, 1));
+        assert_eq!(geometry(BLOCKS * THREADS * UNIT_BYTES + 1), (BLOCKS, 2));
+        assert_eq!(geometry(1 << 30), (BLOCKS, DEPTH));
+    }
+}
