@@ -240,6 +240,12 @@ pub const CHECKS: &[Check] = &[
         collective::sharded
     ),
     check!(
+        "ranks_replayed",
+        "a graph with collectives gives the sums of the data at each launch, when ranks come at different times",
+        DISTRIBUTED,
+        collective::replayed
+    ),
+    check!(
         "packed_moved",
         "a packed weight gives the same bits where it was packed and in memory that another stream copies it to",
         None,

@@ -31,7 +31,7 @@ pub(crate) use mailbox::{BLOCKS, CREDITS, DEPTH, Exchange, MAX_RANKS, THREADS};
 use members::Members;
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-/// The environment variable that names the only way that collectives may take: `peer` or `nccl`. To compare, and to test.
+/// The environment variable that names the only way that collectives may take: `peer`, `peer-apart` or `nccl`. To compare, and to test.
 const WAY: &str = "DSRUN_CUDA_COLLECTIVES";
 
 /// The collectives of a device.
@@ -47,8 +47,15 @@ impl Collective for CudaCollective {
 
     fn join(&self, id: &GroupId, rank: usize, ranks: usize, timeout: Duration) -> Result<Arc<dyn Comm>> {
         let host = HostComm::join(id, rank, ranks, timeout)?.with_timeout(timeout);
-        match self.connect(&host, id, timeout) {
-            Ok((exchange, nccl)) => Ok(Arc::new(CudaComm::new(host, self.context.clone(), exchange, nccl))),
+        let way = match std::env::var_os(WAY) {
+            Some(text) => Some(Way::named(&text.to_string_lossy())?),
+            None => None,
+        };
+        let apart = way == Some(Way::PeerApart);
+        match self.connect(&host, id, way, timeout) {
+            Ok((exchange, nccl)) => {
+                Ok(Arc::new(CudaComm::new(host, self.context.clone(), exchange, nccl, apart)))
+            }
             Err(error) => {
                 // The other ranks wait for this one otherwise.
                 host.abort(error.message());
@@ -65,12 +72,9 @@ impl CudaCollective {
         &self,
         host: &HostComm,
         id: &GroupId,
+        only: Option<Way>,
         timeout: Duration,
     ) -> Result<(Option<Exchange>, Option<Arc<NcclComm>>)> {
-        let only = match std::env::var_os(WAY) {
-            Some(text) => Some(Way::named(&text.to_string_lossy())?),
-            None => None,
-        };
         let library = Nccl::open();
         let own = Facts::of(&self.context, library.as_ref().ok().map(|nccl| nccl.version()))?;
         let all = facts::gather(host, &own)?;
@@ -92,7 +96,7 @@ impl CudaCollective {
         };
         let reason = || facts::why_not_peers(&all, MAX_RANKS);
         let nccl = match (only, facts::shared_device(&all)) {
-            (Some(Way::Peer), _) => None,
+            (Some(Way::Peer | Way::PeerApart), _) => None,
             // NCCL takes no group of one rank, which exchanges nothing, unless it is asked to.
             (None, _) if all.len() == 1 => None,
             (_, Some([first, second])) if exchange.is_none() => {
@@ -116,13 +120,16 @@ impl CudaCollective {
                 }
                 (library, _) => {
                     let error = library.err().map(|error| error.to_string()).unwrap_or_default();
-                    tracing::warn!(error, "no NCCL: large collectives take the way of small ones, and are slower");
+                    tracing::warn!(
+                        error,
+                        "no NCCL: large collectives take the way of small ones, and are slower"
+                    );
                     None
                 }
             },
         };
         if exchange.is_none() && nccl.is_none() {
-            return Err(Error::unsupported(format!("{WAY} is `peer`, but {}", reason())));
+            return Err(Error::unsupported(format!("{WAY} asks for peer exchange, but {}", reason())));
         }
         let nccl = nccl.map(|nccl| self.communicator(host, &nccl, timeout)).transpose()?;
         let (rank, ranks, peer) = (host.rank(), host.ranks(), exchange.is_some());

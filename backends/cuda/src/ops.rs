@@ -31,9 +31,9 @@ use dsrun_core::{
     op::Op,
 };
 
+pub(crate) use collective::rendezvous;
 pub use gemm::gemm_table;
 use grid::{THREADS, WIDE, evenly, plane, wide};
-pub(crate) use collective::rendezvous;
 pub(crate) use kernel_plan::KernelPlan;
 use kernel_plan::only;
 use operands::{operand, result, type_name, type_of, type_or_f32, weight_type};

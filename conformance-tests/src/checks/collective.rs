@@ -18,7 +18,8 @@ use dsrun_core::{
     Code, DType, Error, WeightFormat, WeightType,
     collective::{Collective, Comm, GroupId},
     device::Device,
-    op::{AllReduce, Linear, MeshAxis, Reduction},
+    graph::{CallList, Graph},
+    op::{AllGather, AllReduce, Cast, Linear, MeshAxis, Reduction},
 };
 use std::{sync::Arc, thread, time::Duration};
 
@@ -94,7 +95,8 @@ fn told(bench: &mut Bench, enqueued: Outcome, comm: &dyn Comm) -> Option<String>
 /// A rank that aborts the group wakes those that wait in it, with its reason; the devices work on.
 pub(super) fn abort(subject: &Subject) -> Outcome {
     const REASON: &str = "the check pulls the plug";
-    for ranks in [2, 3] {
+    // The group ends at its first collective, or later.
+    for (ranks, before) in [(2, 0), (3, 0), (2, 2), (3, 1)] {
         let (devices, id) = group(subject, ranks)?;
         let dtype = floats(&*devices[0])[0];
         on_ranks(&devices, &id, |rank, device, comm| {
@@ -102,6 +104,10 @@ pub(super) fn abort(subject: &Subject) -> Outcome {
             let x = bench.give(&Tensor::floats(dtype, &[2, 3], &[1.0; 6]))?;
             let plan = bench.plan_over(SUM, std::slice::from_ref(&x), Some(comm.clone()))?;
             let bound = bench.bind(&plan, &[x])?;
+            for _ in 0..before {
+                bench.enqueue(&bound)?;
+                bench.wait()?;
+            }
             if rank == 0 {
                 // Late enough that the others wait by then; if they do not, they must be told when they come.
                 thread::sleep(Duration::from_millis(50));
@@ -184,4 +190,60 @@ pub(super) fn sharded(subject: &Subject) -> Outcome {
         })?;
     }
     Ok(())
+}
+
+/// How often a graph with collectives is launched.
+const LAUNCHES: usize = 40;
+
+/// Shapes of tensors that take different ways through a backend.
+const REPLAYED: [[usize; 2]; 4] = [[1, 3], [4, 2048], [33, 1031], [512, 1024]];
+
+/// Graphs with collectives give, launch after launch and with ranks that come at different times, the sums of what is then in memory.
+pub(super) fn replayed(subject: &Subject) -> Outcome {
+    for (ranks, shape) in [2, 3].into_iter().flat_map(|ranks| REPLAYED.map(|shape| (ranks, shape))) {
+        let (devices, id) = group(subject, ranks)?;
+        on_ranks(&devices, &id, |rank, device, comm| {
+            replay(rank, device, &comm, shape).during(&format!("rank {rank} of {ranks}, {shape:?}"))
+        })?;
+    }
+    Ok(())
+}
+
+fn replay(rank: usize, device: &Arc<dyn Device>, comm: &Arc<dyn Comm>, shape: [usize; 2]) -> Outcome {
+    let (mut bench, ranks) = (Bench::new(device)?, comm.ranks());
+    let x = bench.empty(DType::F32, &shape)?;
+    let given = [Given::from(&x)];
+    let copy = bench.plan(Cast { dtype: DType::F32 }, &given)?;
+    let copy = bench.bind(&copy, &given)?;
+    let summed = [Given::from(&copy.results[0])];
+    let sum = bench.plan_over(SUM, &summed, Some(comm.clone()))?;
+    let sum = bench.bind(&sum, &summed)?;
+    let gather = AllGather { axis: MeshAxis::Tensor, ranks: ranks as u32, rows: true };
+    let gather = bench.plan_over(gather, &given, Some(comm.clone()))?;
+    let gather = bench.bind(&gather, &given)?;
+    let found = [sum.results[0].clone(), gather.results[0].clone()];
+    bench.wait()?;
+    let calls: Vec<_> = [copy, sum, gather].into_iter().map(|bound| bound.call).collect();
+    let graph: Box<dyn Graph> = match device.graphs() {
+        Some(graphs) => graphs.capture(&mut *bench.stream, calls)?,
+        None => Box::new(CallList::new(calls)),
+    };
+    // Small whole numbers, so that sums are exact.
+    let number = |launch: usize, rank: usize, index: usize| ((launch * 7 + rank * 3 + index) % 61) as f64;
+    let count = shape[0] * shape[1];
+    let tensor = |launch: usize, rank: usize| (0..count).map(move |index| number(launch, rank, index));
+    let mut random = Random::named(&format!("replayed/{rank}"));
+    for launch in 0..LAUNCHES {
+        bench.set(&x, &Tensor::floats(DType::F32, &shape, &tensor(launch, rank).collect::<Vec<_>>()))?;
+        thread::sleep(Duration::from_micros(random.below(300) as u64));
+        graph.launch(&mut *bench.stream)?;
+        let [sum, gathered] = [bench.get(&found[0])?.values(), bench.get(&found[1])?.values()];
+        let total = |index: usize| (0..ranks).map(|rank| number(launch, rank, index)).sum::<f64>();
+        ensure(sum.iter().enumerate().all(|(index, sum)| *sum == total(index)), || {
+            format!("launch {launch} has a wrong sum")
+        })?;
+        let expected = (0..ranks).flat_map(|rank| tensor(launch, rank));
+        ensure(gathered.into_iter().eq(expected), || format!("launch {launch} has gathered something else"))?;
+    }
+    Ok(comm.status()?)
 }

@@ -248,7 +248,9 @@ fn open_groups(
     let processes_share = local_processes > 1 && arguments.devices.is_empty() && is_host()?;
     let (groups, processes_sharing) = match distinct {
         Some(groups) if !processes_share => (groups, 1),
-        _ if processes_share || is_host()? => (vec![vec![start; wanted.ranks()]; replicas], local_processes),
+        _ if processes_share || arguments.share_device || is_host()? => {
+            (vec![vec![start; wanted.ranks()]; replicas], local_processes)
+        }
         _ => return Err(wanted.too_few(&present, name)),
     };
     let uses = |index: usize| groups.iter().filter(|group| group.contains(&index)).count();
@@ -256,7 +258,8 @@ fn open_groups(
     let open_group = |group: Vec<usize>| {
         let open_rank = |index: &usize| {
             let sharing = processes_sharing * group.iter().filter(|other| *other == index).count();
-            open(&*backend, *index, &share(&*backend, *index, arguments, sharing)?)
+            let options = share(&*backend, *index, arguments, sharing, sharing > 1 && is_host()?)?;
+            open(&*backend, *index, &options)
         };
         group.iter().map(open_rank).collect()
     };
@@ -276,12 +279,13 @@ fn note_default(arguments: &DevicesArguments, backend: &dyn Backend, terminal: &
     Ok(())
 }
 
-/// The options of one of `sharing` ranks on the same device: they divide its threads and its memory.
+/// The options of one of `sharing` ranks on the same device: they divide its memory, and the threads of the host.
 fn share(
     backend: &dyn Backend,
     index: usize,
     arguments: &DevicesArguments,
     sharing: usize,
+    is_host: bool,
 ) -> Result<DeviceOptions> {
     let threads = arguments.device.threads.map(usize::from);
     let budget = arguments.device.gpu_memory.map(|size| size.0);
@@ -290,10 +294,12 @@ fn share(
     }
     let memory = backend.devices()?.into_iter().find(|device| device.index == index);
     let memory = memory.and_then(|device| device.memory_bytes);
+    // What the driver and the ranks' exchange need is memory of the device as well.
+    let usable = |bytes: u64| if is_host { bytes } else { bytes / 10 * 9 };
     Ok(DeviceOptions {
         threads: threads.map(|threads| (threads / sharing).max(1)),
-        memory_limit: memory.map(|bytes| bytes / sharing as u64).into_iter().chain(budget).min(),
-        compute_share: threads.is_none().then_some(1.0 / sharing as f32),
+        memory_limit: memory.map(|bytes| usable(bytes) / sharing as u64).into_iter().chain(budget).min(),
+        compute_share: (is_host && threads.is_none()).then_some(1.0 / sharing as f32),
     })
 }
 
@@ -397,7 +403,8 @@ impl Wanted<'_> {
         let ranks = self.ranks();
         let from = if self.first == 0 { String::new() } else { format!(" from device {} on", self.first) };
         anyhow::anyhow!(
-            "{} needs {}{from}, but backend {backend} has {}\nhint: choose fewer ranks, or name the devices with --devices",
+            "{} needs {}{from}, but backend {backend} has {}\nhint: choose fewer ranks, or let them share a device with --share-device to \
+             try the split",
             self.asked,
             count(ranks),
             list(present)

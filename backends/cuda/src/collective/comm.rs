@@ -39,8 +39,9 @@ impl CudaComm {
         context: Arc<Context>,
         exchange: Option<Exchange>,
         nccl: Option<Arc<NcclComm>>,
+        may_be_apart: bool,
     ) -> Self {
-        let in_step = exchange.as_ref().is_some_and(Exchange::shares_device);
+        let in_step = !may_be_apart && exchange.as_ref().is_some_and(Exchange::shares_device);
         Self { host, context, in_step, exchange, nccl, failure: OnceLock::new() }
     }
 
@@ -90,26 +91,39 @@ impl Group for CudaComm {
                 let message = members.receive(peer, rank);
                 let missing =
                     || (!members.is_sent(peer, rank, message)).then(|| format!("a message of rank {peer}"));
-                members::wait(MEETING_TIMEOUT * MESSAGE_PATIENCE, "receive", missing, || self.check())?;
+                let timeout = MEETING_TIMEOUT * MESSAGE_PATIENCE;
+                members::wait(timeout, "to enqueue what is received", missing, || self.check())?;
             }
         }
-        let Some(first) = first else { return Ok(()) };
-        let missing = || {
-            let behind: Vec<String> = members.behind(first).iter().map(usize::to_string).collect();
-            (!behind.is_empty()).then(|| format!("rank {}", behind.join(", ")))
-        };
-        members::wait(MEETING_TIMEOUT, "a collective", missing, || self.check()).inspect_err(|error| {
-            self.host.abort(error.message());
-        })
+        first.map_or(Ok(()), |first| self.meet("to come to a collective", || members.behind(first)))
     }
 
-    fn after(&self, turns: &[Turn]) {
-        let Some(exchange) = self.exchange.as_ref().filter(|_| self.in_step) else { return };
+    fn after(&self, turns: &[Turn]) -> Result<()> {
+        let Some(exchange) = self.exchange.as_ref().filter(|_| self.in_step) else { return Ok(()) };
+        let (members, rank) = (exchange.members(), self.host.rank());
         for turn in turns {
             if let Turn::Send(peer) = *turn {
-                exchange.members().send(self.host.rank(), peer);
+                members.send(rank, peer);
             }
         }
+        let all = turns.iter().filter(|turn| **turn == Turn::All).count();
+        if all == 0 {
+            return Ok(());
+        }
+        let first = members.enqueue(rank, all);
+        self.meet("to enqueue a collective", || members.not_enqueued(first))
+    }
+}
+
+impl CudaComm {
+    /// Waits until no rank is behind.
+    fn meet(&self, what: &str, behind: impl Fn() -> Vec<usize>) -> Result<()> {
+        let missing = || {
+            let behind: Vec<String> = behind().iter().map(usize::to_string).collect();
+            (!behind.is_empty()).then(|| format!("rank {}", behind.join(", ")))
+        };
+        members::wait(MEETING_TIMEOUT, what, missing, || self.check())
+            .inspect_err(|error| self.host.abort(error.message()))
     }
 }
 

@@ -12,6 +12,8 @@ use std::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Peer,
+    /// Peer exchange, without keeping ranks in step that share a device: to test what kernels do that wait.
+    PeerApart,
     Nccl,
 }
 
@@ -21,9 +23,11 @@ impl Way {
     pub(super) fn named(name: &str) -> Result<Self> {
         match name {
             "peer" => Ok(Self::Peer),
+            "peer-apart" => Ok(Self::PeerApart),
             "nccl" => Ok(Self::Nccl),
             other => {
-                Err(Error::invalid(format!("{} is `{other}`, must be `peer` or `nccl`", super::WAY)))
+                let message = format!("{} is `{other}`, must be `peer`, `peer-apart` or `nccl`", super::WAY);
+                Err(Error::invalid(message))
             }
         }
     }
@@ -63,11 +67,8 @@ impl Facts {
         let (process, rest) = bytes.split_first_chunk()?;
         let (gpu, rest) = rest.split_first_chunk()?;
         let (nccl, rest) = rest.split_first_chunk()?;
-        let facts = Self {
-            process: u64::from_le_bytes(*process),
-            gpu: *gpu,
-            nccl: i32::from_le_bytes(*nccl),
-        };
+        let facts =
+            Self { process: u64::from_le_bytes(*process), gpu: *gpu, nccl: i32::from_le_bytes(*nccl) };
         rest.is_empty().then_some(facts)
     }
 }

@@ -5,10 +5,7 @@
 //! so a captured graph may be replayed. `kernels/collective/exchange.cuh` has the protocol.
 
 use super::members::Members;
-use crate::driver::{
-    context::Context,
-    raw::Raw,
-};
+use crate::driver::{context::Context, raw::Raw};
 use cudarc::driver::sys;
 use dsrun_core::{Code, Error, Result};
 use std::{fmt, ptr, sync::Arc};
@@ -143,7 +140,8 @@ impl Mailbox {
             }
         })();
         // From here on dropping it frees what there is.
-        let mailbox = Self { context: context.clone(), memory, state: Raw(state.cast()), state_address, places };
+        let mailbox =
+            Self { context: context.clone(), memory, state: Raw(state.cast()), state_address, places };
         made.map(|()| mailbox)
     }
 

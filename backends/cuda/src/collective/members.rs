@@ -25,6 +25,8 @@ pub(super) struct Members {
     mailboxes: Mutex<Vec<Option<Arc<Mailbox>>>>,
     /// The collectives of all ranks that each rank has come to.
     reached: Vec<AtomicU64>,
+    /// Those that each rank has enqueued.
+    enqueued: Vec<AtomicU64>,
     /// The messages that each rank has enqueued for each other one, by sender and receiver.
     sent: Vec<AtomicU64>,
     /// The messages that each rank has come to receive, by sender and receiver.
@@ -37,6 +39,7 @@ impl Members {
         Self {
             mailboxes: Mutex::new(vec![None; ranks]),
             reached: counters(ranks),
+            enqueued: counters(ranks),
             sent: counters(ranks * ranks),
             received: counters(ranks * ranks),
         }
@@ -81,8 +84,17 @@ impl Members {
 
     /// The ranks that have not come to a collective yet.
     pub(super) fn behind(&self, collective: u64) -> Vec<usize> {
-        let behind = |rank: &usize| self.reached[*rank].load(Ordering::Acquire) < collective;
-        (0..self.ranks()).filter(behind).collect()
+        below(&self.reached, collective)
+    }
+
+    /// Says that a rank has enqueued its next collectives of all ranks, and returns the number of the first.
+    pub(super) fn enqueue(&self, rank: usize, collectives: usize) -> u64 {
+        self.enqueued[rank].fetch_add(collectives as u64, Ordering::AcqRel) + 1
+    }
+
+    /// The ranks that have not enqueued a collective yet.
+    pub(super) fn not_enqueued(&self, collective: u64) -> Vec<usize> {
+        below(&self.enqueued, collective)
     }
 
     /// Says that a rank has enqueued a message.
@@ -99,6 +111,11 @@ impl Members {
     pub(super) fn is_sent(&self, from: usize, to: usize, message: u64) -> bool {
         self.sent[from * self.ranks() + to].load(Ordering::Acquire) >= message
     }
+}
+
+/// The ranks whose count is below a number.
+fn below(counts: &[AtomicU64], number: u64) -> Vec<usize> {
+    (0..counts.len()).filter(|rank| counts[*rank].load(Ordering::Acquire) < number).collect()
 }
 
 /// Waits until there is nothing missing.
@@ -121,7 +138,7 @@ pub(super) fn wait(
         }
         check()?;
         if waited > timeout {
-            let message = format!("waited {waited:.1?} for {missing} ({what})");
+            let message = format!("waited {waited:.1?} for {missing} {what}");
             return Err(Error::new(Code::Timeout, message));
         }
         thread::sleep(Duration::from_micros(20));
@@ -141,6 +158,8 @@ mod tests {
         assert_eq!(members.come(1, 1), 1);
         assert!(members.behind(1).is_empty());
         assert_eq!(members.behind(2), [1, 2]);
+        assert_eq!(members.enqueue(1, 1), 1);
+        assert_eq!(members.not_enqueued(1), [0, 2]);
         assert_eq!(members.receive(0, 1), 1);
         assert!(!members.is_sent(0, 1, 1));
         members.send(0, 1);
@@ -150,9 +169,9 @@ mod tests {
     #[test]
     fn a_wait_ends_with_what_is_missing_or_why_the_group_failed() {
         let none = || Ok(());
-        let error = wait(Duration::ZERO, "all_reduce", || Some("rank 1".into()), none).unwrap_err();
+        let error = wait(Duration::ZERO, "to come", || Some("rank 1".into()), none).unwrap_err();
         assert_eq!(error.code(), Code::Timeout);
-        assert!(error.message().contains("for rank 1 (all_reduce)"), "{error}");
+        assert!(error.message().contains("for rank 1 to come"), "{error}");
         let failed = || Err(Error::new(Code::Communication, "over"));
         let error = wait(Duration::from_secs(9), "x", || Some("rank 1".into()), failed).unwrap_err();
         assert_eq!(error.message(), "over");

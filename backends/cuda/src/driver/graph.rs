@@ -38,7 +38,10 @@ impl Graphs for CudaGraphs {
         let stream = CudaStream::own(stream, context)?;
         let launches = record(stream, &calls)?;
         let mut gatherings = Gatherings::default();
-        launches.iter().filter_map(|launches| launches.rendezvous.as_ref()).for_each(|one| gatherings.add(one));
+        launches
+            .iter()
+            .filter_map(|launches| launches.rendezvous.as_ref())
+            .for_each(|one| gatherings.add(one));
         let contents = Contents { context: context.clone(), launches, gatherings, _calls: calls };
         let captured = contents.capture(stream, None)?;
         if tracing::enabled!(tracing::Level::DEBUG) && context.driver >= NAMING_DRIVER {

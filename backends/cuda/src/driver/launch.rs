@@ -177,7 +177,9 @@ impl Launches {
         let Some(rendezvous) = &self.rendezvous else { return self.enqueue(context, stream) };
         let mut gatherings = Gatherings::default();
         gatherings.add(rendezvous);
-        stream.gathered(&gatherings, |stream| self.enqueue(context, stream)).map_err(|error| self.blame(error))
+        stream
+            .gathered(&gatherings, |stream| self.enqueue(context, stream))
+            .map_err(|error| self.blame(error))
     }
 
     pub(crate) fn enqueue(&self, context: &Context, stream: &mut CudaStream) -> Result<()> {

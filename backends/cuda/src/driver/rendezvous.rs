@@ -18,8 +18,11 @@ pub(crate) trait Group: Debug + Send + Sync {
     /// If the group has failed, or a rank does not come in time.
     fn before(&self, turns: &[Turn]) -> Result<()>;
 
-    /// Called when they are enqueued.
-    fn after(&self, turns: &[Turn]);
+    /// Called when they are enqueued. Ranks that share a device wait here until those that came with them have enqueued theirs.
+    ///
+    /// # Errors
+    /// As [`Self::before`].
+    fn after(&self, turns: &[Turn]) -> Result<()>;
 }
 
 /// The ranks that a collective exchanges data with.
@@ -73,8 +76,11 @@ impl Gatherings {
     }
 
     /// As [`Group::after`], for every group.
-    pub(crate) fn after(&self) {
-        self.0.iter().for_each(|(group, turns)| group.after(turns));
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn after(&self) -> Result<()> {
+        self.0.iter().try_for_each(|(group, turns)| group.after(turns))
     }
 }
 

@@ -107,8 +107,7 @@ impl CudaStream {
         self.watched.add(gatherings.groups());
         gatherings.before()?;
         enqueue(self)?;
-        gatherings.after();
-        Ok(())
+        gatherings.after()
     }
 
     pub(crate) fn wait_idle(&self, what: &str, timeout: Duration) -> Result<()> {

@@ -26,6 +26,9 @@ pub(crate) struct Doctor {
     /// Check this backend only: a name that `dsrun backends` lists, or the path of a plugin's library or manifest.
     #[arg(long, value_name = "NAME")]
     pub(crate) backend: Option<String>,
+    /// Also measure and compare what passes between these devices of the backend, such as `0,1`, or between `all`.
+    #[arg(long, value_name = "INDICES")]
+    pub(crate) devices: Option<String>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, builder::Fal
 const FOR_COMPARISON: [&str; 4] = ["no_fuse", "no_launch_ahead", "prompts_first", "no_graphs"];
 
 /// Flags that few need, which the commands for users list in `--help` but not in `-h`.
-const FOR_FEW: [&str; 20] = [
+const FOR_FEW: [&str; 21] = [
     "log",
     "kv_dtype",
     "step_tokens",
@@ -17,6 +17,7 @@ const FOR_FEW: [&str; 20] = [
     "mesh",
     "stages",
     "devices",
+    "share_device",
     "shard",
     "launcher",
     "rendezvous",

@@ -92,6 +92,10 @@ pub(crate) struct DevicesArguments {
     /// Split the model over these devices, such as `0,1`: one rank on each.
     #[arg(help_heading = SEVERAL, long, value_delimiter = ',', value_name = "INDICES", conflicts_with = "device")]
     pub(crate) devices: Vec<usize>,
+    /// Let ranks share --device where there are too few devices, and divide its memory. This is slower than one rank: it is for trying
+    /// a split.
+    #[arg(help_heading = SEVERAL, long, conflicts_with = "devices")]
+    pub(crate) share_device: bool,
     /// A TOML file that pins how weights are split over ranks; a search decides about all others.
     #[arg(help_heading = SEVERAL, long, value_name = "PATH", value_parser = shard_policy)]
     pub(crate) shard: Option<ShardPolicy>,

@@ -3,6 +3,8 @@
 //! Unlike `dsrun backends`, it opens every device and runs a computation on it. Plugins that are not named on the command
 //! line run in processes of their own, so that a crash of one does not end the report.
 
+mod links;
+
 use super::{print, print_json};
 use crate::{arguments::Doctor, find_backend::find_backend, probe, session::registry};
 use anyhow::{Context, Result, bail, ensure};
@@ -31,6 +33,9 @@ struct Report {
     platform: String,
     cache: Cache,
     backends: Vec<BackendReport>,
+    /// What passes between devices, if it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    links: Option<links::Links>,
     /// Whether the named backend, or the default without a name, works.
     ok: bool,
 }
@@ -87,11 +92,17 @@ pub(crate) fn run(command: &Doctor) -> Result<()> {
         Some(_) => backends.iter().all(|backend| backend.works),
         None => backends.iter().any(|backend| backend.default && backend.works),
     };
+    let examine_links = |devices: &String| -> Result<links::Links> {
+        links::examine(&*find_backend(command.backend.as_deref())?, devices)
+    };
+    let links = command.devices.as_ref().map(examine_links).transpose()?;
+    let linked = links.as_ref().is_none_or(links::Links::work);
     let report = Report {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         cache: cache(),
         backends,
+        links,
         ok,
     };
     if command.json {
@@ -100,6 +111,7 @@ pub(crate) fn run(command: &Doctor) -> Result<()> {
         show(&report)?;
     }
     match &command.backend {
+        _ if ok && !linked => bail!("the devices do not exchange data as they should"),
         _ if ok => Ok(()),
         Some(name) => bail!("backend {name} does not work on this machine"),
         None => bail!("the default backend does not work on this machine"),
@@ -268,7 +280,9 @@ fn show(report: &Report) -> Result<()> {
             print(&format!("cache: {models} model{plural}, {} in {path}", Bytes(*bytes)))?;
         }
     }
-    report.backends.iter().try_for_each(show_backend)
+    report.backends.iter().try_for_each(show_backend)?;
+    let lines = report.links.iter().flat_map(links::Links::lines);
+    lines.into_iter().try_for_each(|line| print(&line))
 }
 
 fn show_backend(backend: &BackendReport) -> Result<()> {

@@ -206,6 +206,7 @@ fn devices(settings: &ServeSettings) -> Result<DevicesArguments> {
         mesh: axes.map_err(|error| anyhow!("--mesh: {error}"))?,
         stages: settings.stages.clone().unwrap_or_default(),
         devices: settings.devices.clone().unwrap_or_default(),
+        share_device: false,
         shard: shard.map_err(|error| anyhow!("--shard: {error}"))?,
         launcher: settings.launcher.unwrap_or_default(),
         rendezvous: settings.rendezvous.clone(),

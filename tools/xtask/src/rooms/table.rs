@@ -30,13 +30,13 @@ pub(super) const FOLDERS: &[Folder] = &[
             &["service", "text", "pipeline"],
         ],
     },
-    Folder { folder: "backends/cuda/src", order: &[&["driver"], &["arch"], &["ops"]] },
+    Folder { folder: "backends/cuda/src", order: &[&["driver"], &["arch"], &["collective"], &["ops"]] },
     Folder {
         folder: "backends/cuda/src/ops",
         order: &[
             &["body", "frame", "grid", "kernel_plan", "operands", "params", "weight"],
             &["cache", "elementwise", "norm", "quantise", "sampling", "step"],
-            &["gemm"],
+            &["collective", "gemm"],
             &["attention", "decoder"],
             &["region"],
         ],

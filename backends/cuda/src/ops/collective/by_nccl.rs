@@ -101,9 +101,8 @@ pub(super) fn plan(call: &CallDesc, planes: Planes, comm: &Arc<NcclComm>) -> Res
     let launches = move |frame: &Frame, functions: &[Arc<Function>]| -> Result<Vec<LaunchOp>> {
         let x = frame.tensor(0)?;
         let y = frame.results.first().unwrap_or(x);
-        let run = |from, to| {
-            LaunchOp::Nccl(NcclCall { comm: comm.clone(), operation, from, to, count, dtype })
-        };
+        let run =
+            |from, to| LaunchOp::Nccl(NcclCall { comm: comm.clone(), operation, from, to, count, dtype });
         if count == 0 {
             return Ok(Vec::new());
         }
@@ -126,14 +125,8 @@ fn barrier(comm: &Arc<NcclComm>) -> KernelPlan {
     let launches = move |frame: &Frame, _: &[Arc<Function>], _: &_| {
         let operation = Operation::AllReduce(dsrun_core::op::Reduction::Sum);
         let place = frame.persistent;
-        let call = NcclCall {
-            comm: comm.clone(),
-            operation,
-            from: place,
-            to: place,
-            count: 1,
-            dtype: DType::U32,
-        };
+        let call =
+            NcclCall { comm: comm.clone(), operation, from: place, to: place, count: 1, dtype: DType::U32 };
         Ok(vec![LaunchOp::Nccl(call)])
     };
     let plan = KernelPlan::of(Vec::new(), Box::new(launches));
