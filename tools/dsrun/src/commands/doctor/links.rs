@@ -282,7 +282,8 @@ fn link(pair: &[Arc<dyn Device>; 2]) -> Result<[(f64, f64); 2]> {
                 true => rank.bind(Send { axis: MeshAxis::Tensor, peer }, false)?,
                 false => rank.bind(Receive { axis: MeshAxis::Tensor, peer }, true)?,
             };
-            rank.set((0..LARGE).map(|place| number(rank.rank, 1, place)))?;
+            let own = rank.rank;
+            rank.set((0..LARGE).map(|place| number(own, 1, place)))?;
             call.enqueue(&mut *rank.stream)?;
             rank.wait("a first large message")?;
             rank.has((0..LARGE).map(|place| number(sender, 1, place)), "a large message")?;
@@ -303,9 +304,9 @@ fn link(pair: &[Arc<dyn Device>; 2]) -> Result<[(f64, f64); 2]> {
 fn reduce(devices: &[Arc<dyn Device>], count: usize) -> Result<f64> {
     let times = on_ranks(devices, count, |rank| {
         let op = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
-        let call = rank.bind(op, true)?;
+        let (call, own) = (rank.bind(op, true)?, rank.rank);
         for round in 0..3 {
-            rank.set((0..count).map(|place| number(rank.rank, round, place)))?;
+            rank.set((0..count).map(|place| number(own, round, place)))?;
             call.enqueue(&mut *rank.stream)?;
             let sum = |place| (0..devices.len()).map(|rank| number(rank, round, place)).sum();
             rank.has((0..count).map(sum), "a sum")?;
