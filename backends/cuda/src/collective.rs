@@ -94,7 +94,7 @@ impl CudaCollective {
             }
             _ => None,
         };
-        let reason = || facts::why_not_peers(&all, MAX_RANKS);
+        let reason = || facts::why_not_peers(only, &all, MAX_RANKS);
         let nccl = match (only, facts::shared_device(&all)) {
             (Some(Way::Peer | Way::PeerApart), _) => None,
             // NCCL takes no group of one rank, which exchanges nothing, unless it is asked to.

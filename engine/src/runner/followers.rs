@@ -22,10 +22,14 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread::{self, JoinHandle},
+    time::Duration,
 };
+
+/// How long a follower waits for a command before it looks at its groups.
+const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What rank 0 has a follower do.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -251,10 +255,15 @@ pub(super) fn follow_leader(mut executor: Executor, processes: &Processes) -> Re
     processes.checked(done)
 }
 
-/// Runs commands until rank 0 has no more, or one fails.
+/// Runs commands until rank 0 has no more, or one fails. Between commands it watches the groups of the rank: a collective that fails on
+/// the device fails after its command, and rank 0 may wait for what comes of it.
 fn follow(mut executor: Executor, commands: &Receiver<Command>, mesh: &MeshRank, failure: &Failure) {
-    while let Ok(command) = commands.recv() {
-        let done = catch_unwind(AssertUnwindSafe(|| executor.order(command)));
+    loop {
+        let done = match commands.recv_timeout(WATCH_INTERVAL) {
+            Ok(command) => catch_unwind(AssertUnwindSafe(|| executor.order(command))),
+            Err(RecvTimeoutError::Timeout) => Ok(mesh.status().map_err(EngineError::from)),
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         let reason = match done {
             Ok(Ok(())) => continue,
             Ok(Err(error)) => reason(&error),

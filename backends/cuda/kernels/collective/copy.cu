@@ -14,7 +14,8 @@ extern "C" __global__ void spread(const __grid_constant__ SpreadParams p) {
     Plane y = {(X*)p.y.first, p.y.stride, p.y_part, p.columns, elements};
     i64 rounds = p.barrier ? 1 : rounds_of(units, p.depths);
     u32 begun = p.rounds[blockIdx.x];
-    Patience patience = {(ExchangeState*)p.state, p.patience, false};
+    Patience patience;
+    patience.begin(p.state, p.failed, p.patience);
     for (i64 round = 0; round < rounds; ++round) {
         u32 number = begun + (u32)round, flag = flag_of(number);
         i64 turn = (i64)(number % 2) * ROUND_PACKETS;
@@ -23,7 +24,7 @@ extern "C" __global__ void spread(const __grid_constant__ SpreadParams p) {
             bool real = unit < units;
             for (int i = 1; i < p.ranks; ++i) {
                 int peer = (p.rank + i) % p.ranks;
-                store_words((Vector*)p.to[peer] + turn + place_of(depth), packed(real ? x.load(peer, unit) : 0, flag));
+                patience.leave((Vector*)p.to[peer] + turn + place_of(depth), real ? x.load(peer, unit) : 0, flag);
             }
             if (real && p.root < 0) y.store(p.rank, unit, x.load(p.rank, unit));
         }
@@ -48,7 +49,8 @@ extern "C" __global__ void send(const __grid_constant__ MessageParams p) {
     Plane x = {(X*)p.x.first, p.x.stride, 0, p.columns, elements};
     i64 rounds = rounds_of(units, p.depths);
     u32 begun = p.rounds[blockIdx.x];
-    Patience patience = {(ExchangeState*)p.state, p.patience, false};
+    Patience patience;
+    patience.begin(p.state, p.failed, p.patience);
     u32* taken = p.taken + blockIdx.x * THREADS + threadIdx.x;
     for (i64 round = 0; round < rounds; ++round) {
         u32 number = begun + (u32)round;
@@ -56,7 +58,7 @@ extern "C" __global__ void send(const __grid_constant__ MessageParams p) {
         Vector* to = (Vector*)p.packets + (i64)(number % CREDITS) * ROUND_PACKETS;
         for (int depth = 0; depth < p.depths; ++depth) {
             i64 unit = unit_of(round, p.depths, depth);
-            if (unit < units) store_words(to + place_of(depth), packed(x.load(0, unit), flag_of(number)));
+            if (unit < units) patience.leave(to + place_of(depth), x.load(0, unit), flag_of(number));
         }
     }
     launch_dependents();
@@ -70,7 +72,8 @@ extern "C" __global__ void receive(const __grid_constant__ MessageParams p) {
     Plane x = {(X*)p.x.first, p.x.stride, 0, p.columns, elements};
     i64 rounds = rounds_of(units, p.depths);
     u32 begun = p.rounds[blockIdx.x];
-    Patience patience = {(ExchangeState*)p.state, p.patience, false};
+    Patience patience;
+    patience.begin(p.state, p.failed, p.patience);
     u32* taken = p.taken + blockIdx.x * THREADS + threadIdx.x;
     for (i64 round = 0; round < rounds; ++round) {
         u32 number = begun + (u32)round;

@@ -20,6 +20,8 @@ struct SpreadParams {
     /* The rounds so far, by block. */
     u32* rounds;
     void* state;
+    /* Whether a wait of the rank has failed. */
+    u32* failed;
     /* The longest wait in nanoseconds. */
     u64 patience;
     int rank;
@@ -32,7 +34,7 @@ struct SpreadParams {
     int barrier;
     int unused;
 };
-static_assert(sizeof(SpreadParams) == 248, "SpreadParams as in Rust");
+static_assert(sizeof(SpreadParams) == 256, "SpreadParams as in Rust");
 static_assert(sizeof(SpreadParams::extent) == 72 && alignof(decltype(SpreadParams::extent)) == 8, "SpreadParams as in Rust");
 static_assert(sizeof(SpreadParams::x) == 16 && alignof(decltype(SpreadParams::x)) == 8, "SpreadParams as in Rust");
 static_assert(sizeof(SpreadParams::y) == 16 && alignof(decltype(SpreadParams::y)) == 8, "SpreadParams as in Rust");
@@ -43,6 +45,7 @@ static_assert(sizeof(SpreadParams::to) == 64 && alignof(decltype(SpreadParams::t
 static_assert(sizeof(SpreadParams::from) == 8 && alignof(decltype(SpreadParams::from)) == 8, "SpreadParams as in Rust");
 static_assert(sizeof(SpreadParams::rounds) == 8 && alignof(decltype(SpreadParams::rounds)) == 8, "SpreadParams as in Rust");
 static_assert(sizeof(SpreadParams::state) == 8 && alignof(decltype(SpreadParams::state)) == 8, "SpreadParams as in Rust");
+static_assert(sizeof(SpreadParams::failed) == 8 && alignof(decltype(SpreadParams::failed)) == 8, "SpreadParams as in Rust");
 static_assert(sizeof(SpreadParams::patience) == 8 && alignof(decltype(SpreadParams::patience)) == 8, "SpreadParams as in Rust");
 static_assert(sizeof(SpreadParams::rank) == 4 && alignof(decltype(SpreadParams::rank)) == 4, "SpreadParams as in Rust");
 static_assert(sizeof(SpreadParams::ranks) == 4 && alignof(decltype(SpreadParams::ranks)) == 4, "SpreadParams as in Rust");
@@ -63,13 +66,15 @@ struct MessageParams {
     /* The rounds so far, by block. */
     u32* rounds;
     void* state;
+    /* Whether a wait of the rank has failed. */
+    u32* failed;
     /* The longest wait in nanoseconds. */
     u64 patience;
     int peer;
     /* Packets of a thread in a round, at most `DEPTH`. */
     int depths;
 };
-static_assert(sizeof(MessageParams) == 144, "MessageParams as in Rust");
+static_assert(sizeof(MessageParams) == 152, "MessageParams as in Rust");
 static_assert(sizeof(MessageParams::extent) == 72 && alignof(decltype(MessageParams::extent)) == 8, "MessageParams as in Rust");
 static_assert(sizeof(MessageParams::x) == 16 && alignof(decltype(MessageParams::x)) == 8, "MessageParams as in Rust");
 static_assert(sizeof(MessageParams::columns) == 8 && alignof(decltype(MessageParams::columns)) == 8, "MessageParams as in Rust");
@@ -77,6 +82,7 @@ static_assert(sizeof(MessageParams::packets) == 8 && alignof(decltype(MessagePar
 static_assert(sizeof(MessageParams::taken) == 8 && alignof(decltype(MessageParams::taken)) == 8, "MessageParams as in Rust");
 static_assert(sizeof(MessageParams::rounds) == 8 && alignof(decltype(MessageParams::rounds)) == 8, "MessageParams as in Rust");
 static_assert(sizeof(MessageParams::state) == 8 && alignof(decltype(MessageParams::state)) == 8, "MessageParams as in Rust");
+static_assert(sizeof(MessageParams::failed) == 8 && alignof(decltype(MessageParams::failed)) == 8, "MessageParams as in Rust");
 static_assert(sizeof(MessageParams::patience) == 8 && alignof(decltype(MessageParams::patience)) == 8, "MessageParams as in Rust");
 static_assert(sizeof(MessageParams::peer) == 4 && alignof(decltype(MessageParams::peer)) == 4, "MessageParams as in Rust");
 static_assert(sizeof(MessageParams::depths) == 4 && alignof(decltype(MessageParams::depths)) == 4, "MessageParams as in Rust");

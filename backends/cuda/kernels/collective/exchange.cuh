@@ -18,7 +18,8 @@
  * Rounds are counted in device memory, by block, so that a graph can be replayed.
  *
  * Every wait ends: with the data, with the word by which the host ends all waits, or after `patience`, when the wait is recorded for
- * the host. What was computed is then undefined, and no later wait of the group lasts.
+ * the host. What the rank computes from then on is undefined, so a word in its memory keeps this and all later kernels, in whatever
+ * group, from storing packets: no other rank takes undefined data for real data.
  */
 
 /* Polls between looks at the clock and at the host's word. */
@@ -63,24 +64,44 @@ __device__ inline Words packed(u64 data, u32 flag) {
 }
 __device__ inline u64 unpacked(Words words) { return (words.first & 0xffffffffull) | words.second << 32; }
 
-/* The patience of a thread. */
+/* How a thread waits, and whether what it has is worth sending. */
 struct Patience {
     ExchangeState* state;
+    u32* failed;
     u64 limit;
     bool over;
+
+    __device__ inline void begin(void* word, u32* word_of_rank, u64 nanoseconds) {
+        state = (ExchangeState*)word;
+        failed = word_of_rank;
+        limit = nanoseconds;
+        over = *(volatile u32*)failed;
+    }
+
+    /* Stores a packet. */
+    __device__ inline void leave(Vector* to, u64 data, u32 flag) const {
+        if (!over) store_words(to, packed(data, flag));
+    }
+
+    /* Ends this wait and all that follow. */
+    __device__ inline bool end() {
+        *(volatile u32*)failed = 1;
+        over = true;
+        return false;
+    }
 
     /* Called with the number of polls of a wait and when it began, 0 at first; whether it goes on. */
     __device__ inline bool lasts(u32 polls, u64& began, int peer) {
         if (over) return false;
         if (polls % POLLS_BETWEEN_LOOKS) return true;
-        if (load_word(&state->ended)) return !(over = true);
+        if (load_word(&state->ended)) return end();
         u64 now = nanoseconds();
         if (!began) began = now;
         if (now - began < limit) return true;
         u64 record = 1ull << 63 | (u64)(u32)peer << 32 | blockIdx.x;
         asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(&state->given_up), "l"(record) : "memory");
         store_word(&state->ended, 1);
-        return !(over = true);
+        return end();
     }
 
     /* The data of a packet. */

@@ -81,7 +81,7 @@ __device__ inline void begin(const ReduceParams& p, Plane& x, Plane& y, i64& uni
     units = (elements + UNIT - 1) / UNIT;
     x = {(X*)p.x.first, p.x.stride, p.x_part, p.columns, elements};
     y = {(X*)p.y.first, p.y.stride, 0, p.columns, elements};
-    patience = {(ExchangeState*)p.state, p.patience, false};
+    patience.begin(p.state, p.failed, p.patience);
 }
 
 __device__ inline void end(const ReduceParams& p, u32 rounds) {
@@ -109,7 +109,7 @@ extern "C" __global__ void one_shot(const __grid_constant__ ReduceParams p) {
             own[depth] = unit < units ? x.load(0, unit) : 0;
             for (int i = 1; i < p.ranks; ++i) {
                 int peer = (p.rank + i) % p.ranks;
-                store_words((Vector*)p.to[peer] + turn + place_of(depth), packed(own[depth], flag));
+                patience.leave((Vector*)p.to[peer] + turn + place_of(depth), own[depth], flag);
             }
         }
 #pragma unroll
@@ -145,7 +145,7 @@ extern "C" __global__ void two_shots(const __grid_constant__ ReduceParams p) {
             for (int i = 1; i < p.ranks; ++i) {
                 int peer = (p.rank + i) % p.ranks;
                 u64 data = load_share(x, peer, share, unit, units);
-                store_words((Vector*)p.to[peer] + turn + place_of(depth), packed(data, flag));
+                patience.leave((Vector*)p.to[peer] + turn + place_of(depth), data, flag);
             }
         }
         for (int depth = 0; depth < p.depths; ++depth) {
@@ -154,7 +154,7 @@ extern "C" __global__ void two_shots(const __grid_constant__ ReduceParams p) {
             u64 result = reduced(p, own, turn + place_of(depth), flag, patience);
             for (int i = 1; i < p.ranks; ++i) {
                 int peer = (p.rank + i) % p.ranks;
-                store_words((Vector*)p.to[peer] + next + place_of(depth), packed(result, second));
+                patience.leave((Vector*)p.to[peer] + next + place_of(depth), result, second);
             }
             if (unit < share && at < units) y.store(0, at, result);
         }
@@ -187,7 +187,7 @@ extern "C" __global__ void scatter(const __grid_constant__ ReduceParams p) {
             for (int i = 1; i < p.ranks; ++i) {
                 int peer = (p.rank + i) % p.ranks;
                 u64 data = unit < units ? x.load(peer, unit) : 0;
-                store_words((Vector*)p.to[peer] + turn + place_of(depth), packed(data, flag));
+                patience.leave((Vector*)p.to[peer] + turn + place_of(depth), data, flag);
             }
         }
         for (int depth = 0; depth < p.depths; ++depth) {

@@ -18,6 +18,8 @@ struct ReduceParams {
     /* The rounds so far, by block. */
     u32* rounds;
     void* state;
+    /* Whether a wait of the rank has failed. */
+    u32* failed;
     /* The longest wait in nanoseconds. */
     u64 patience;
     int rank;
@@ -26,7 +28,7 @@ struct ReduceParams {
     int depths;
     int reduction;
 };
-static_assert(sizeof(ReduceParams) == 232, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams) == 240, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::extent) == 72 && alignof(decltype(ReduceParams::extent)) == 8, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::x) == 16 && alignof(decltype(ReduceParams::x)) == 8, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::y) == 16 && alignof(decltype(ReduceParams::y)) == 8, "ReduceParams as in Rust");
@@ -36,6 +38,7 @@ static_assert(sizeof(ReduceParams::to) == 64 && alignof(decltype(ReduceParams::t
 static_assert(sizeof(ReduceParams::from) == 8 && alignof(decltype(ReduceParams::from)) == 8, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::rounds) == 8 && alignof(decltype(ReduceParams::rounds)) == 8, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::state) == 8 && alignof(decltype(ReduceParams::state)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::failed) == 8 && alignof(decltype(ReduceParams::failed)) == 8, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::patience) == 8 && alignof(decltype(ReduceParams::patience)) == 8, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::rank) == 4 && alignof(decltype(ReduceParams::rank)) == 4, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::ranks) == 4 && alignof(decltype(ReduceParams::ranks)) == 4, "ReduceParams as in Rust");

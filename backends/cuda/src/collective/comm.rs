@@ -86,14 +86,24 @@ impl Group for CudaComm {
         let (members, rank) = (exchange.members(), self.host.rank());
         let all = turns.iter().filter(|turn| **turn == Turn::All).count();
         let first = (all > 0).then(|| members.come(rank, all));
+        // This rank says first what it has come to, so that no two wait for each other.
+        let receives: Vec<_> = turns
+            .iter()
+            .filter_map(|turn| if let Turn::Receive(peer) = turn { Some(*peer) } else { None })
+            .map(|peer| (peer, members.receive(peer, rank)))
+            .collect();
+        let mut sends = vec![0; self.host.ranks()];
         for turn in turns {
-            if let Turn::Receive(peer) = *turn {
-                let message = members.receive(peer, rank);
-                let missing =
-                    || (!members.is_sent(peer, rank, message)).then(|| format!("a message of rank {peer}"));
-                let timeout = MEETING_TIMEOUT * MESSAGE_PATIENCE;
-                members::wait(timeout, "to enqueue what is received", missing, || self.check())?;
-            }
+            let Turn::Send(peer) = *turn else { continue };
+            let message = members.next_message(rank, peer) + sends[peer];
+            sends[peer] += 1;
+            let missing =
+                || (!members.is_awaited(rank, peer, message)).then(|| format!("rank {peer} to come"));
+            self.wait(MESSAGE_PATIENCE, "to what it receives", missing)?;
+        }
+        for (peer, message) in receives {
+            let missing = || (!members.is_sent(peer, rank, message)).then(|| format!("rank {peer}"));
+            self.wait(MESSAGE_PATIENCE, "to enqueue what is received", missing)?;
         }
         first.map_or(Ok(()), |first| self.meet("to come to a collective", || members.behind(first)))
     }
@@ -122,7 +132,12 @@ impl CudaComm {
             let behind: Vec<String> = behind().iter().map(usize::to_string).collect();
             (!behind.is_empty()).then(|| format!("rank {}", behind.join(", ")))
         };
-        members::wait(MEETING_TIMEOUT, what, missing, || self.check())
+        self.wait(1, what, missing)
+    }
+
+    /// Waits until there is nothing missing. If this takes too long, the group ends.
+    fn wait(&self, patience: u32, what: &str, missing: impl Fn() -> Option<String>) -> Result<()> {
+        members::wait(MEETING_TIMEOUT * patience, what, missing, || self.check())
             .inspect_err(|error| self.host.abort(error.message()))
     }
 }

@@ -105,9 +105,10 @@ pub(super) fn lacks_nccl(all: &[Facts]) -> Option<usize> {
     all.iter().position(|facts| facts.nccl == 0)
 }
 
-/// Why ranks cannot write into each other's memory.
-pub(super) fn why_not_peers(all: &[Facts], most: usize) -> String {
+/// Why ranks do not write into each other's memory.
+pub(super) fn why_not_peers(only: Option<Way>, all: &[Facts], most: usize) -> String {
     match all.len() {
+        _ if only == Some(Way::Nccl) => format!("{} is `nccl`", super::WAY),
         _ if !one_process(all) => "the ranks run in several processes".to_owned(),
         many if many > most => format!("there are {many} ranks, and {most} at most exchange data directly"),
         _ => "the ranks' GPUs cannot reach each other's memory".to_owned(),
@@ -140,8 +141,8 @@ mod tests {
         assert_eq!(lacks_nccl(&ranks), Some(1));
         let elsewhere = Facts { process: 2, ..ranks[1] };
         assert!(!one_process(&[ranks[0], elsewhere]));
-        assert!(why_not_peers(&[ranks[0], elsewhere], 8).contains("several processes"));
-        assert!(why_not_peers(&ranks, 2).contains("3 ranks, and 2 at most"));
+        assert!(why_not_peers(None, &[ranks[0], elsewhere], 8).contains("several processes"));
+        assert!(why_not_peers(None, &ranks, 2).contains("3 ranks, and 2 at most"));
     }
 
     #[test]

@@ -92,6 +92,8 @@ struct State {
 pub(crate) struct Mailbox {
     context: Arc<Context>,
     memory: u64,
+    /// The word of the owner's context.
+    failed: u64,
     state: Raw<State>,
     /// Where devices see the state.
     state_address: u64,
@@ -121,6 +123,7 @@ impl Mailbox {
         context.enter()?;
         let places = Places { ranks };
         let bytes = places.bytes();
+        let failed = context.failed_word()?;
         let (mut memory, mut state, mut state_address) = (0, ptr::null_mut(), 0);
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the pointers are to places of the right type. Memory of this kind, unlike that of pools, is mapped for every GPU that
@@ -140,8 +143,14 @@ impl Mailbox {
             }
         })();
         // From here on dropping it frees what there is.
-        let mailbox =
-            Self { context: context.clone(), memory, state: Raw(state.cast()), state_address, places };
+        let mailbox = Self {
+            context: context.clone(),
+            memory,
+            failed,
+            state: Raw(state.cast()),
+            state_address,
+            places,
+        };
         made.map(|()| mailbox)
     }
 
@@ -229,6 +238,11 @@ impl Exchange {
     /// What kernels and the host tell each other.
     pub(crate) fn state(&self) -> u64 {
         self.own().state_address
+    }
+
+    /// Whether a wait of this rank has failed.
+    pub(crate) fn failed(&self) -> u64 {
+        self.own().failed
     }
 
     /// For sending to a rank: where its packets go, the rounds that it has taken, and those that were sent to it.

@@ -102,6 +102,16 @@ impl Members {
         self.sent[from * self.ranks() + to].fetch_add(1, Ordering::AcqRel);
     }
 
+    /// The number of the next message of a rank to another one.
+    pub(super) fn next_message(&self, from: usize, to: usize) -> u64 {
+        self.sent[from * self.ranks() + to].load(Ordering::Acquire) + 1
+    }
+
+    /// Whether a rank is about to receive a message, or has.
+    pub(super) fn is_awaited(&self, from: usize, to: usize, message: u64) -> bool {
+        self.received[from * self.ranks() + to].load(Ordering::Acquire) >= message
+    }
+
     /// Says that a rank is about to receive a message, and returns its number.
     pub(super) fn receive(&self, from: usize, to: usize) -> u64 {
         self.received[from * self.ranks() + to].fetch_add(1, Ordering::AcqRel) + 1
@@ -160,7 +170,10 @@ mod tests {
         assert_eq!(members.behind(2), [1, 2]);
         assert_eq!(members.enqueue(1, 1), 1);
         assert_eq!(members.not_enqueued(1), [0, 2]);
+        assert_eq!(members.next_message(0, 1), 1);
+        assert!(!members.is_awaited(0, 1, 1));
         assert_eq!(members.receive(0, 1), 1);
+        assert!(members.is_awaited(0, 1, 1) && !members.is_awaited(0, 1, 2));
         assert!(!members.is_sent(0, 1, 1));
         members.send(0, 1);
         assert!(members.is_sent(0, 1, 1) && !members.is_sent(1, 0, 1));

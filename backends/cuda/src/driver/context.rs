@@ -63,6 +63,8 @@ pub(crate) struct Context {
     loaded: Mutex<Vec<RawModule>>,
     blas: OnceLock<Result<CublasLt>>,
     lost: OnceLock<String>,
+    /// A word in device memory: whether a kernel of this handle gave up waiting for another rank.
+    failed: OnceLock<u64>,
     waits: WaitRecord,
     /// What was enqueued on any stream.
     pub(crate) recent: Recent,
@@ -122,6 +124,7 @@ impl Context {
             loaded: Mutex::default(),
             blas: OnceLock::new(),
             lost: OnceLock::new(),
+            failed: OnceLock::new(),
             waits,
             recent: Recent::default(),
         }))
@@ -177,6 +180,26 @@ impl Context {
     /// The device.
     pub(crate) fn device(&self) -> CUdevice {
         self.device
+    }
+
+    /// The word by which a kernel that gave up waiting for another rank keeps later ones from sending what they compute. It is
+    /// cleared: a new group of ranks begins.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub(crate) fn failed_word(&self) -> Result<u64> {
+        self.enter()?;
+        let address = match self.failed.get() {
+            Some(address) => *address,
+            None => {
+                let mut address = 0;
+                // SAFETY: the pointer is to a place of the right type.
+                let status = unsafe { sys::cuMemAlloc_v2(&raw mut address, size_of::<u32>()) };
+                self.check(status, "allocating a word for collectives")?;
+                *self.failed.get_or_init(|| address)
+            }
+        };
+        self.fill(address, size_of::<u32>(), 0).map(|()| address)
     }
 
     /// Lets kernels of this device reach memory of another one of this process, or of the same device.
@@ -504,6 +527,9 @@ impl Drop for Context {
             sys::cuMemPoolDestroy(self.pool.0);
             self.blas.take();
             self.waits.free();
+            if let Some(address) = self.failed.take() {
+                sys::cuMemFree_v2(address);
+            }
             sys::cuDevicePrimaryCtxRelease_v2(self.device);
         }
     }

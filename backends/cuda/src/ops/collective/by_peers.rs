@@ -47,6 +47,8 @@ kernel_struct! {
         /// The rounds so far, by block.
         rounds: Pointer = "u32*",
         state: Pointer = "void*",
+        /// Whether a wait of the rank has failed.
+        failed: Pointer = "u32*",
         /// The longest wait in nanoseconds.
         patience: u64 = "u64",
         rank: i32 = "int",
@@ -75,6 +77,8 @@ kernel_struct! {
         /// The rounds so far, by block.
         rounds: Pointer = "u32*",
         state: Pointer = "void*",
+        /// Whether a wait of the rank has failed.
+        failed: Pointer = "u32*",
         /// The longest wait in nanoseconds.
         patience: u64 = "u64",
         rank: i32 = "int",
@@ -102,6 +106,8 @@ kernel_struct! {
         /// The rounds so far, by block.
         rounds: Pointer = "u32*",
         state: Pointer = "void*",
+        /// Whether a wait of the rank has failed.
+        failed: Pointer = "u32*",
         /// The longest wait in nanoseconds.
         patience: u64 = "u64",
         peer: i32 = "int",
@@ -225,7 +231,7 @@ fn parameters(
     let bounds: Vec<&Bound> = x.into_iter().chain(y).collect();
     let extent = ExtentParams::of(planes.rows, &bounds);
     let columns = planes.columns as i64;
-    let (state, depths) = (exchange.state(), depths as i32);
+    let (state, failed, depths) = (exchange.state(), exchange.failed(), depths as i32);
     let (rank, ranks) = (rank as i32, planes.ranks as i32);
     let message = |[packets, taken, rounds]: [u64; 3], of: Option<&Bound>, peer: usize| {
         Parameters::from(&MessageParams {
@@ -236,6 +242,7 @@ fn parameters(
             taken,
             rounds,
             state,
+            failed,
             patience: nanoseconds(MESSAGE_PATIENCE),
             peer: peer as i32,
             depths,
@@ -253,6 +260,7 @@ fn parameters(
                 from: exchange.from(),
                 rounds: exchange.rounds(),
                 state,
+                failed,
                 patience: nanoseconds(PATIENCE),
                 rank,
                 ranks,
@@ -271,6 +279,7 @@ fn parameters(
             from: exchange.from(),
             rounds: exchange.rounds(),
             state,
+            failed,
             patience: nanoseconds(PATIENCE),
             rank,
             ranks,
