@@ -545,6 +545,10 @@ static FAULTS: &[Fault] = &[
         if narrow { result(run, stream, "linear", 0, round) } else { run.right(stream) }
     }),
     run("partial_sums_rounded", |run, stream| result(run, stream, "all_reduce", 0, round)),
+    run("large_gathers_changed", |run, stream| {
+        let large = run.call.results.first().is_some_and(|y| y.shape[0] >= 1024);
+        if large { result(run, stream, "all_gather", 0, flip) } else { run.right(stream) }
+    }),
     Fault { name: "error_swallowed", error_swallowed: true, ..NONE },
     Fault { name: "status_without_message", status_without_message: true, ..NONE },
     Fault { name: "answers_too_long", raw_query: Some(raw::answers_too_long), ..NONE },

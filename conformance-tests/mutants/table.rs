@@ -45,6 +45,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("ranks_differ", "one rank of an all-reduce has another last bit", "all_reduce_sum/f32/odd_over_3"),
     mutant("narrow_layers_rounded", "layers of few inputs round to bf16", "check/ways_shards"),
     mutant("partial_sums_rounded", "an all-reduce rounds sums of f32 to bf16", "check/ranks_sharded"),
+    mutant("large_gathers_changed", "an all-gather of many rows changes a bit", "check/ranks_replayed"),
     // Wrong places.
     mutant(
         "page_off_by_one",

@@ -15,15 +15,19 @@ mod members;
 
 use crate::driver::{
     context::Context,
-    nccl::{Nccl, NcclComm, UniqueId},
+    memory::CudaBuffer,
+    nccl::{Nccl, NcclCall, NcclComm, Operation, UniqueId},
+    stream::CudaStream,
 };
 pub(crate) use comm::CudaComm;
 use dsrun_core::{
-    Code, Error, Result,
+    Code, DType, Error, Result,
     collective::{
         Collective, Comm, GroupId,
         host::{HostCollective, HostComm},
     },
+    device::MemoryKind,
+    op::Reduction,
 };
 use facts::{Facts, Way};
 use mailbox::Mailbox;
@@ -145,11 +149,15 @@ impl CudaCollective {
         // All have added theirs.
         host.barrier()?;
         let mailboxes = members.mailboxes()?;
-        let lacks = mailboxes.iter().find_map(|mailbox| self.context.reach(mailbox.context()).err());
-        // All have taken them: the group need not be found any more.
+        let reached = mailboxes.iter().try_for_each(|mailbox| self.context.reach(mailbox.context()));
+        let exchange = Exchange::new(rank, mailboxes, members);
+        let written = reached.and_then(|()| exchange.write_probes(&self.context));
+        // All have written what they can; then all have taken the mailboxes, and the group need not be found any more.
+        host.barrier()?;
+        let lacks = written.and_then(|()| exchange.check_probes(&self.context)).err();
         host.barrier()?;
         Members::forget(id);
-        Ok((Exchange::new(rank, mailboxes, members), lacks))
+        Ok((exchange, lacks))
     }
 
     fn communicator(&self, host: &HostComm, nccl: &Arc<Nccl>, timeout: Duration) -> Result<Arc<NcclComm>> {
@@ -159,9 +167,33 @@ impl CudaCollective {
         };
         host.broadcast(&mut id.0, 0)?;
         self.context.enter()?;
-        let comm = NcclComm::join(nccl, id, host.rank(), host.ranks(), timeout)?;
+        let comm = Arc::new(NcclComm::join(nccl, id, host.rank(), host.ranks(), timeout)?);
         // Names the ranks that did not get so far.
         host.barrier()?;
-        Ok(Arc::new(comm))
+        self.try_out(&comm, host.ranks(), timeout)?;
+        Ok(comm)
+    }
+
+    /// Sums ones: what does not work fails here, and not when weights are loaded.
+    fn try_out(&self, comm: &Arc<NcclComm>, ranks: usize, timeout: Duration) -> Result<()> {
+        let memory = CudaBuffer::new(self.context.clone(), size_of::<u32>(), MemoryKind::Device)?;
+        self.context.write_bytes(memory.pointer, &1u32.to_le_bytes())?;
+        let (stream, place) = (CudaStream::new(self.context.clone())?, memory.pointer);
+        let operation = Operation::AllReduce(Reduction::Sum);
+        let sum =
+            NcclCall { comm: comm.clone(), operation, from: place, to: place, count: 1, dtype: DType::U32 };
+        sum.enqueue(stream.raw)?;
+        let summed = stream.wait_idle("a first sum by NCCL", timeout);
+        let checked = summed.and_then(|()| comm.status());
+        // Its kernels must not outlast the memory.
+        checked.inspect_err(|_| comm.abort())?;
+        let mut found = [0; size_of::<u32>()];
+        self.context.read_bytes(place, &mut found)?;
+        let found = u32::from_le_bytes(found);
+        if found as usize == ranks {
+            return Ok(());
+        }
+        let message = format!("NCCL sums {ranks} ones to {found}");
+        Err(Error::new(Code::Communication, message))
     }
 }

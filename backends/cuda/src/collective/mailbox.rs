@@ -34,6 +34,14 @@ const TAKEN: usize = BLOCKS * THREADS * size_of::<u32>();
 /// Bytes of the rounds that were begun, by block.
 const COUNTS: usize = BLOCKS * size_of::<u32>();
 
+/// Bytes that ranks write to each other to see that they arrive.
+const PROBE: usize = 4096;
+
+/// What a rank writes for that.
+fn probe(rank: usize) -> Vec<u8> {
+    (0..PROBE).map(|place| ((place * 11 + rank * 37) % 251) as u8 + 1).collect()
+}
+
 /// Where parts of a mailbox begin, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Places {
@@ -263,6 +271,38 @@ impl Exchange {
             peer.memory + peer.places.taken(self.rank) as u64,
             own.memory + own.places.receives(from) as u64,
         ]
+    }
+
+    /// Writes a pattern of this rank into every mailbox.
+    ///
+    /// # Errors
+    /// If a device fails.
+    pub(super) fn write_probes(&self, context: &Context) -> Result<()> {
+        let own = self.own().memory + self.own().places.collective(self.rank) as u64;
+        context.write_bytes(own, &probe(self.rank))?;
+        let others = self.to().into_iter().take(self.mailboxes.len()).filter(|to| *to != own);
+        others.into_iter().try_for_each(|to| context.copy(to, own, PROBE))
+    }
+
+    /// Compares what others have written, and clears it.
+    ///
+    /// # Errors
+    /// [`Code::Unsupported`] if something else has arrived.
+    pub(super) fn check_probes(&self, context: &Context) -> Result<()> {
+        let mut found = vec![0; PROBE];
+        for (rank, mailbox) in self.mailboxes.iter().enumerate() {
+            let place = self.from() + self.own().places.collective(rank) as u64;
+            context.read_bytes(place, &mut found)?;
+            context.fill(place, PROBE, 0)?;
+            if found != probe(rank) {
+                let (from, to) = (mailbox.context.device(), context.device());
+                let message = format!(
+                    "GPU {from} has peer access to GPU {to}, but what it writes there does not arrive; access control (ACS) or an                      IOMMU may be in the way"
+                );
+                return Err(Error::unsupported(message));
+            }
+        }
+        Ok(())
     }
 
     /// Ends the waits of the kernels of all ranks.

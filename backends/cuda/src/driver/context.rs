@@ -384,6 +384,36 @@ impl Context {
         self.poll(stream, "structs to be written to device memory", OWN_TIMEOUT)
     }
 
+    /// Copies bytes between two places in device memory, also of another device that this one [reaches](Self::reach), and waits for it.
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.enter()?;
+        let stream = self.memory_stream;
+        // SAFETY: the caller owns both places, which are `bytes` long and live until the copy is done, as it is waited for.
+        self.check(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.0) }, "copying to a device")?;
+        self.poll(stream, "a copy to a device", OWN_TIMEOUT)
+    }
+
+    /// Copies bytes of the host to memory of this context, and waits until they are there.
+    pub(crate) fn write_bytes(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        self.enter()?;
+        let stream = self.memory_stream;
+        // SAFETY: the caller owns the memory, which is as long as the bytes; they live until the copy is done, as it is waited for.
+        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream.0) };
+        self.check(status, "writing to device memory")?;
+        self.poll(stream, "bytes to be written to device memory", OWN_TIMEOUT)
+    }
+
+    /// Copies memory of this context to the host, and waits for it.
+    pub(crate) fn read_bytes(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
+        self.enter()?;
+        let stream = self.memory_stream;
+        // SAFETY: as above.
+        let status =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), stream.0) };
+        self.check(status, "reading device memory")?;
+        self.poll(stream, "bytes to be read from device memory", OWN_TIMEOUT)
+    }
+
     /// Writes a byte to memory of this context, and waits for it.
     pub(crate) fn fill(&self, pointer: u64, bytes: usize, value: u8) -> Result<()> {
         self.enter()?;
