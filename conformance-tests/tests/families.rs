@@ -15,6 +15,8 @@ mod faults;
 mod faulty_calls;
 #[path = "../mutants/faulty_experts.rs"]
 mod faulty_experts;
+#[path = "../mutants/faulty_latents.rs"]
+mod faulty_latents;
 #[path = "../mutants/raw.rs"]
 mod raw;
 #[path = "../mutants/snapshot.rs"]

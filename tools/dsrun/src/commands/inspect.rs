@@ -4,9 +4,7 @@ use super::{print, print_json};
 use crate::{
     arguments::{Inspect, SamplingArguments},
     devices::{Devices, open_devices},
-    session::{
-        describe_device, engine_options, fit, generate_options, open_draft, open_model, plan_engine,
-    },
+    session::{describe_device, engine_options, fit, generate_options, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
 use anyhow::Result;
