@@ -1,11 +1,11 @@
 /*
- * What every kernel of the CUDA backend may use, behind types.cuh and params.cuh. Compiled by NVRTC without any header of CUDA's. No
- * fast mathematics, no flushing of subnormal numbers.
+ * Functions and types for every kernel of the CUDA backend, included after types.cuh and params.cuh. Compiled by NVRTC without CUDA's
+ * headers, without fast math, and without flushing of subnormal numbers.
  */
 
-/* How many rows are real: the smallest of the row counts, at most `rows`. */
+/* The number of valid rows: the smallest of the row counts, at most `rows`. */
 struct Extent : ExtentParams {
-    /* The first two row counts: there are seldom more. */
+    /* The first two row counts; there are rarely more. */
     struct Loaded { int first, second; };
 
     __device__ i64 count() const { return count(load()); }
@@ -71,7 +71,7 @@ template <> __device__ inline bf16 narrow<bf16>(float x) {
     return result;
 }
 
-/* An optional vector: element `i`, or what stands for it. */
+/* Element `i` of an optional vector, or the default if the vector is absent. */
 template <typename T> __device__ inline float or_else(const T* vector, i64 i, float missing) {
     return vector ? widen(vector[i]) : missing;
 }
@@ -100,13 +100,13 @@ template <> struct Lanes<f16> {
 
 __device__ inline Vector load_vector(const void* from) { return *(const Vector*)from; }
 
-/* To global memory, at once: stores of its words the compiler puts together again, but not always. */
+/* Stores 16 bytes to global memory by one instruction; the compiler does not always combine stores of words. */
 __device__ inline void store_vector(void* to, const Vector& v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
         :: "l"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]) : "memory");
 }
 
-/* Weights are read once: past the L1, and first to leave the L2. */
+/* Loads weights, which are read once: bypasses the L1, and marks the line as evict-first in the L2. */
 __device__ inline Vector load_stream(const void* from) {
     Vector v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -114,7 +114,7 @@ __device__ inline Vector load_stream(const void* from) {
     return v;
 }
 
-/* 8 neighbouring elements, widened. They begin at a multiple of 16 bytes. */
+/* Loads 8 neighbouring elements, widened. The address is a multiple of 16 bytes. */
 template <typename T> __device__ inline void load_eight(const T* from, float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i += Lanes<T>::count) {
@@ -124,7 +124,7 @@ template <typename T> __device__ inline void load_eight(const T* from, float (&x
     }
 }
 
-/* 8 neighbouring elements as they are in memory: on their way until they are widened. */
+/* 8 neighbouring elements as they are in memory. The load is in flight until they are widened. */
 template <typename T> struct Eight {
     Vector of[8 / Lanes<T>::count];
 
@@ -138,7 +138,7 @@ template <typename T> struct Eight {
     }
 };
 
-/* 8 neighbouring elements, each rounded once. */
+/* Stores 8 neighbouring elements, each rounded once. */
 template <typename T> __device__ inline void store_eight(T* to, const float (&x)[8]) {
     Vector v;
 #pragma unroll
@@ -173,8 +173,8 @@ __device__ inline float block_sum(float x) {
 }
 
 /*
- * Counts a block in at a counter and returns how many were counted before. What this warp wrote before is visible to the block
- * that finds itself the last, once that block has passed a __threadfence(). The caller need not look at the result at once.
+ * Increments a counter of finished blocks and returns its previous value. Earlier writes of this warp are visible to the block that
+ * finishes last, once that block has passed a __threadfence(). The caller need not use the result at once.
  */
 __device__ inline u32 count_slice(u32* counter) {
     u32 before;
@@ -183,8 +183,8 @@ __device__ inline u32 count_slice(u32* counter) {
 }
 
 /*
- * Programmatic dependent launch, from sm_90 on. A kernel lets the next one start at once, which may then do what depends on nothing
- * (set up, read weights that never change), and waits until its predecessor has finished and the predecessor's writes are visible.
+ * Programmatic dependent launch, from sm_90 on. A kernel lets the next one start at once. The next one may set itself up and read
+ * weights that never change, then waits until its predecessor has finished and the predecessor's writes are visible.
  *
  * Every thread that touches memory which an earlier kernel may write, or writes memory which an earlier kernel may read, first calls
  * wait_for_predecessor() or passes a barrier after such a thread. That orders all kernels of a stream, not neighbours alone: a kernel

@@ -1,23 +1,22 @@
 /*
- * paged_attention of single tokens where there are few: tiles are cut up until all multiprocessors have something to do. What a
- * tile is, and what a warp does with it: token.cuh. Of many tiles: decode_even.cu.
+ * paged_attention of single tokens, few of them: the keys of a tile are split until all SMs have work. token.cuh defines tiles and
+ * the work of a warp; decode_even.cu runs many tiles.
  *
  * Grid: (KV heads times parts of their groups, rows, splits of the keys), blocks of 4 warps. With SINGLES the grid has sequences
- * in place of rows, and only those of one token are taken: the others of the step are prompts. In this order neighbouring blocks
- * read the heads of the same pages at about the same time, which lie side by side in memory: pieces of 4 KiB in random order come
- * slower than whole pages of all heads.
+ * instead of rows, and those of several tokens, the prompts of the step, are skipped. In this order neighbouring blocks read the heads of
+ * the same pages at about the same time; these are contiguous, and whole pages are read faster than pieces of 4 KiB in random order.
  *
  * Keys are taken 16 at a time, by one warp: of the units of 16 keys, unit `u` belongs to warp `u % 4` of split `u / 4 % live`,
  * with as many splits live as the length is worth. So the first unit of a warp does not depend on the length, and its page is
  * looked up along with it.
  *
  * Each warp keeps the running maximum, sum and weighted values of its keys; the block merges its warps in shared memory, and
- * CLUSTER splits merge theirs: each leaves with each other, in its shared memory, what that one merges. What is left of many keys is
- * merged through scratch memory by the block that comes last, in the order of the splits; the counter that finds it is back at
- * 0 afterwards.
+ * the CLUSTER splits of a cluster merge theirs through distributed shared memory: each block sends each other one the elements that the other
+ * one merges. Several clusters are merged through scratch memory by the block that ends last, in the order of the splits; it resets the
+ * counter of finished blocks to 0.
  *
- * With QUANTISED, which is how many blocks a row has, rows are quantised too, as quant_per_token would what is written: each by the
- * block that is through last. That takes the place of a launch that waits for all rows.
+ * With QUANTISED, the number of blocks of a row, rows are also quantised as by quant_per_token, each by the block of the row that ends
+ * last. This replaces a launch that would wait for all rows.
  *
  * Bytes: keys and values once. Floor for few keys: a chain of dependent reads (lengths and page, keys, other blocks'
  * results, and the wait in front). Measured figures: docs/src/performance/cuda.md.
@@ -31,7 +30,7 @@
 #define CLUSTERED __cluster_dims__(1, 1, CLUSTER)
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ inline void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-/* Stores to another block's shared memory, at the place that `at` is in one's own. */
+/* Stores to another block's shared memory, at the offset that `at` has in this block's. */
 __device__ inline void store_to(float4* at, float4 v, int rank) {
     asm volatile("{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
                  "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};\n}"
@@ -49,11 +48,11 @@ __device__ inline void store_to(float4* at, float4 v, int) { *at = v; }
 __device__ inline void store_to(float2* at, float2 v, int) { *at = v; }
 #endif
 
-/* What a block works on: the token's row and position, and its sequence. */
+/* The work of a block: the token's row and position, and its sequence. */
 struct Tile { int sequence, row, position, keys; };
 
 #if SINGLES
-/* The row of a sequence that has one alone; false if it has none or several. */
+/* The row of a sequence of one row; false if it has none or several. */
 __device__ bool find_tile(const AttentionParams& a, Extent::Loaded loaded, int sequence, Tile& tile) {
     int length = a.query_length[sequence];
     tile.sequence = sequence;
@@ -63,7 +62,7 @@ __device__ bool find_tile(const AttentionParams& a, Extent::Loaded loaded, int s
     return sequence < (int)a.sequences.count(loaded) && length == 1 && tile.row >= 0;
 }
 #else
-/* The sequence a row belongs to; false if it belongs to none. Most likely it is the one of the same number. */
+/* The sequence of a row; false if it belongs to none. The sequence with the row's own index is tried first. */
 __device__ bool find_tile(const AttentionParams& a, Extent::Loaded loaded, int row, Tile& tile) {
     int lane = threadIdx.x % 32, guess = row < (int)a.sequences.rows ? row : 0;
     int start = 0, length = 0, total = 0;
@@ -101,7 +100,7 @@ __device__ bool find_tile(const AttentionParams& a, Extent::Loaded loaded, int r
 }
 #endif
 
-/* Adds a part, with its own maximum and sum, to a whole whose maximum is known. */
+/* Adds a part, with its own maximum and sum, to a total whose maximum is known. */
 __device__ inline void merge(float4& merged, float& total, float largest, float maximum, float amount, float4 part) {
     if (amount == 0.0f) return;
     float factor = power(maximum - largest);
@@ -112,7 +111,7 @@ __device__ inline void merge(float4& merged, float& total, float largest, float 
     merged.w += part.w * factor;
 }
 
-/* How many splits of so many units live: up to one cluster as many as there is work for, or twice the work; beyond, whole clusters. */
+/* The number of splits in use for so many units: up to one cluster as many as there is work for, or twice as many; beyond that, whole clusters. */
 __device__ inline int live_splits(int units, int splits) {
     int live = (units + WARPS - 1) / WARPS;
     if (live > CLUSTER) live = CLUSTER > 1 && live <= 2 * CLUSTER ? CLUSTER : (live + CLUSTER - 1) / CLUSTER * CLUSTER;
@@ -120,9 +119,9 @@ __device__ inline int live_splits(int units, int splits) {
 }
 
 /*
- * Has the L2 fetch the first AHEAD units of each warp while the kernel in front still runs: one that only makes heads of a product
- * leaves memory idle. Lengths and pages may be of the past here, as a kernel in front may write them: so they are read past the L1, where
- * they would stay, say nothing but what to fetch, and pages are checked. Only the FIRST blocks can be there before their turn.
+ * Prefetches the first AHEAD units of each warp into the L2 while the preceding kernel still runs, because that one often leaves memory
+ * idle. Lengths and pages may be stale here, as a preceding kernel may write them: they are read bypassing the L1, used only as hints of
+ * what to prefetch, and pages are checked. Only the FIRST blocks can be resident before the preceding kernel ends.
  */
 __device__ inline void fetch_ahead(const AttentionParams& a, int splits) {
 #if AHEAD && __CUDA_ARCH__ >= 900
@@ -150,11 +149,11 @@ __device__ inline void finish(const AttentionParams& a, i64 row, int head, int a
 }
 
 #if QUANTISED
-/* Elements of a row, whose QUANTISED blocks have each so many heads; and vectors of 8 that a thread takes. */
+/* Elements of a row, and vectors of 8 elements per thread. */
 #define COLUMNS (QUANTISED * HEADS * VALUE_SIZE)
 #define OWN ((COLUMNS + WARPS * 32 * 8 - 1) / (WARPS * 32 * 8))
 
-/* Quantises a row, by the block of it that is through last. The others go: blocks of the product behind wait for their room. */
+/* Quantises a row, by the block of the row that ends last. The other blocks exit, which makes room for blocks of the next kernel. */
 __device__ inline void quantise_row(const AttentionParams& a, const QuantisedRows& quantised, int row) {
     __shared__ float tops[WARPS];
     __shared__ bool last;
@@ -227,10 +226,10 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const 
     int split = blockIdx.z, splits = (int)p.splits, first_unit = split * WARPS + warp;
 
     const Extent::Loaded loaded_tokens = a.tokens.load(), loaded_sequences = a.sequences.load();
-    /* The first page of the sequence that most likely is this block's, along with the lengths. */
+    /* Loads the first page of the most likely sequence together with the lengths. */
     int guess = blockIdx.y < a.sequences.rows ? blockIdx.y : 0, entry = first_unit * UNIT / SLOTS, guessed = -1;
     if (SLOTS % UNIT == 0 && a.sequences.rows > 0 && entry < (int)a.table_columns) guessed = a.table.at(guess, entry);
-    /* Where a row's queries are depends on nothing. */
+    /* The address of a row's queries does not depend on the sequence. */
     const int first = first_head(a, blockIdx.x);
     Queries queries;
     if (!SINGLES) queries.read(a, blockIdx.y, first);
@@ -244,7 +243,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const 
     if (to_key > (int)a.table_columns * SLOTS) to_key = (int)a.table_columns * SLOTS;
     int units = to_key > from ? (to_key + UNIT - 1) / UNIT : 0, live = live_splits(units, splits);
     if (split >= live) return;
-    /* Nobody writes to a block that has not begun. Those that are gone count as there. */
+    /* Blocks of the cluster must have begun before others write to their shared memory. Exited blocks count as arrived. */
     arrive_at_cluster();
 
     int kv_head = blockIdx.x / (int)a.parts;
@@ -253,7 +252,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const 
     running.clear();
 
     Span span = {a.table.row(tile.sequence), from, to_key};
-    /* Pages are looked up STAGES units ahead; which of the keys a lane weighs are there, 2 bits a stage. */
+    /* Pages are looked up STAGES units ahead. 2 bits for each stage say which of a lane's keys exist. */
     const int step = live * WARPS;
     Vector* own = ring + warp * STAGES * STAGE;
     int pages[STAGES];
@@ -280,7 +279,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const 
         await_copies<STAGES - 1>();
         __syncwarp();
         running.take(own + stage * STAGE, there, tile.position - base, a.scale, a.softcap, queries);
-        /* Into the place just read, when all lanes have read it. */
+        /* Into the stage just read, once all lanes have read it. */
         __syncwarp();
         fetch(later, stage, page_later);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
@@ -302,7 +301,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const 
     }
     __syncthreads();
 
-    /* The block's result, and then the cluster's: blocks share its elements, and each is given what is its. */
+    /* Merges the block's warps, then the cluster's blocks, which share the elements of the result. */
     int rank = split % CLUSTER, clusters = (live + CLUSTER - 1) / CLUSTER, members = clusters > 1 ? CLUSTER : live;
     const int each = (ITEMS + members - 1) / members;
     await_cluster();
@@ -316,7 +315,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const 
         for (int w = 0; w < WARPS; ++w) merge(merged, total, largest, maxima[w][head], amounts[w][head], *(const float4*)&sums[w][head][at]);
         int place = rank * each + item - owner * each;
         store_to(left_at(place, head, at), merged, owner);
-        /* A block by itself has one place for these in each head. */
+        /* A block alone has one place for these in each head. */
         if (CLUSTER > 1 || at == 0) store_to(scales_at(place, head), make_float2(largest, total), owner);
     }
     __syncwarp();
@@ -350,7 +349,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const 
         } else {
             float* out = partial + (split / CLUSTER * HEADS + head) * VALUE_ROW;
             __stcg((float4*)(out + at), merged);
-            /* Whoever has a part of a head writes this, all the same, as nobody waits for another's. */
+            /* Every block with a part of the head writes the same value, because no block waits for another. */
             if (at == 0 || own == 0) __stcg((float4*)(out + VALUE_SIZE), make_float4(largest, total, 0.0f, 0.0f));
         }
     }

@@ -21,13 +21,13 @@ __device__ inline float sum_of_four(float x) {
 }
 
 /*
- * The weight of a key whose score is `below` others by so much, which is nothing or negative: a power of 2. In f16 the largest is 2^15,
- * so that weights have all 11 bits until they are 2^29 times smaller: a large value can make up for a small weight. What weights
- * are too large by, their sums are too.
+ * The weight of a key whose score differs from the maximum by `below`, zero or negative: a power of 2. In f16 the largest weight is 2^15
+ * instead of 1, so that weights keep all 11 bits until they are 2^29 times smaller: a large value can make up for a small weight. The
+ * sum of the weights is larger by the same factor.
  */
 __device__ inline float weight_of(float below) { return power(HALF ? below + 15.0f : below); }
 
-/* Keys and values of a unit, as lanes have them; how many keys it has, and which of them is the token's own. */
+/* A lane's fragments of the keys and values of a unit, the number of its keys, and the index of the token's own key. */
 struct Unit {
     Vector key[2][KEY_BLOCKS], value[VALUE_BLOCKS][4];
     int count, own;
@@ -35,8 +35,8 @@ struct Unit {
 
 #if HEAD_NORMS
 /*
- * The norm of a head and its rotation, in place. The four lanes of a group have 8 neighbouring elements of each 32, in order, so a lane has
- * both elements of a rotated pair, which are half a head apart. All lanes of a warp must call. `scale`: of the rotation.
+ * Normalises and rotates a head in place. The four lanes of a group have 8 neighbouring elements of each 32, in order, so a lane has
+ * both elements of a rotated pair, which are half a head apart. All lanes of a warp must call. `scale` is a factor of the rotation.
  */
 __device__ inline void finish_head(Vector (&head)[KEY_BLOCKS], const HEAD_NORM* weight, float eps, float offset, float scale,
                                    const float2* sines) {
@@ -78,7 +78,7 @@ __device__ inline void finish_head(Vector (&head)[KEY_BLOCKS], const HEAD_NORM* 
     }
 }
 
-/* The token's own key, once it is there, normed and rotated into its place in the cache: by one warp for each KV head. */
+/* Writes the token's own key to the cache, normalised and rotated, once it is complete: by one warp for each KV head. */
 __device__ inline void write_key(const Model& m, const Layer& layer, const Share& share, const X* key_row, const float2* sines) {
     int lane = threadIdx.x % 32, part = lane % 4;
     bool has = lane < 4;
@@ -105,8 +105,8 @@ __device__ inline void write_key(const Model& m, const Layer& layer, const Share
 }
 #endif
 
-/* Attention of a block's share. `fresh`: query, key and value of this token; `pages`: those of a warp's first two units. What it comes
- * to is left in parts, or whole in `whole`, where this block alone has the heads. */
+/* Attention of a block's share. `fresh` has query, key and value of this token, `pages` the pages of a warp's first two units. The result goes
+ * to the splits, or to `whole` if this block alone has all keys of its heads. */
 __device__ inline void attend(const Model& m, const Layer& layer, const Share& share, const X* fresh, int2 pages, const float2* sines, float* room,
                               float* partial, X* whole) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
@@ -134,7 +134,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
         const X* values = layer.values + page * of_values.page + kv_head * of_values.head + base % SLOTS * of_values.slot;
         bool real = unit < share.units && page >= 0 && page < (int)m.pages;
         its.count = real ? share.keys - base : 0;
-        /* The token's own may not be in the cache yet. */
+        /* The token's own key may not be in the cache yet. */
         its.own = real ? share.place - (page * SLOTS + base % SLOTS) : -1;
 #pragma unroll
         for (int set = 0; set < 2; ++set) {
@@ -175,7 +175,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
     for (; unit < share.units; unit += stride) {
         Unit now;
         if (AHEAD) {
-            /* The next one is on its way while this one is multiplied. */
+            /* The next unit is loaded while this one is multiplied. */
             now = next;
             int page = pages.y;
             if (asked && unit + stride < share.units) page = m.block_table[(unit + stride) * UNIT / SLOTS];
@@ -214,7 +214,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
 #endif
         }
         if (own >= 0 && own < UNIT) {
-            /* The lanes that have the token's own key and value; mostly these are there when the query is. */
+            /* The lanes of the token's own key and value, which are usually complete when the query is. */
             bool has_key = group == own % 8, has_value = part == own % 8 / 2;
             u32 polls = 0;
             while (true) {
@@ -302,7 +302,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
             weights[half][0] = pair_of(its[0], its[1]);
             weights[half][1] = pair_of(its[2], its[3]);
         }
-        /* Values are the operand of 16 rows, two elements for each 8 lanes, and weights that of 8 columns. */
+        /* Values are the 16-row operand, two elements for each 8 lanes; weights are the 8-column operand. */
 #pragma unroll
         for (int half = 0; half < 1 + UPPER; ++half) {
             float own = factor[half], even = 1.0f, odd = 1.0f;
@@ -380,14 +380,14 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
         if (at == 0) leave(out + HEAD, largest, total, 0.0f, 0.0f);
     }
 #if HEAD_NORMS
-    /* Behind all that others wait for. */
+    /* Last, because no block waits for it. */
     if (warp == WARPS - 1 && share.split == 0 && share.part % PARTS_OF_GROUP == 0 && share.place >= 0) {
         write_key(m, layer, share, key_row, sines);
     }
 #endif
 }
 
-/* Blocks that have splits of the same heads merge them for all: each some of their elements. */
+/* Merges the splits of a block's heads. The blocks that computed them share their elements. */
 __device__ inline void leave_merged(const Share& share, const float* partial, X* to) {
     const int fours = TILE_HEADS * HEAD / 4;
     int each = (fours + share.live - 1) / share.live;

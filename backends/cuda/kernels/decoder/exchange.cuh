@@ -1,8 +1,8 @@
 /*
- * What blocks leave for each other and read of each other, and what all parts of the kernel for layers use.
+ * The exchange of results between blocks, and small functions that all parts of the kernel for layers use.
  */
 #if __CUDA_ARCH__ >= 900
-/* Results of other blocks: past the L1. */
+/* Loads results of other blocks, bypassing the L1. */
 __device__ inline Vector load_fresh(const void* from) {
     Vector v;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -15,7 +15,7 @@ __device__ inline float2 load_fresh_pair(const void* from) {
     return v;
 }
 __device__ inline void leave(X* to, X value) {
-    /* NaNs are made with other bits; this costs nothing and makes it certain. */
+    /* Arithmetic produces NaNs with other bits; this costs nothing and makes sure that no result equals the sentinel. */
     u16 bits = value.bits == 0xffffu ? 0x7fffu : value.bits;
     asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" :: "l"(to), "h"(bits) : "memory");
 }
@@ -37,7 +37,7 @@ __device__ inline void leave(float* to, float value) {
     asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(to), "f"(certain(value)) : "memory");
 }
 
-/* Whether one of 8 elements, or of 4 or 2 floats, is not there yet. */
+/* Whether one of 8 elements is still the sentinel. */
 __device__ inline bool lacks(const Vector& v) {
     u32 found = 0;
 #pragma unroll
@@ -61,18 +61,19 @@ __device__ inline float load_fresh_float(const float* from) {
     return value;
 }
 
-/* Of the warps that multiply. */
+/* A barrier of the consumer warps. */
 __device__ inline void meet() { asm volatile("bar.sync 1, %0;" :: "n"(MULTIPLIERS) : "memory"); }
 
 __device__ inline u32 pair_of(float low, float high) { return (u32)narrow<X>(low).bits | (u32)narrow<X>(high).bits << 16; }
 
-/* 2 to this power. */
+/* 2 to the power x. */
 __device__ inline float power(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-/* What a block attends to: keys before `keys`, in units; which part of the heads, and which of `live` splits. */
+/* A block's share of attention: the keys below `keys`, in `units` units of 16; the part of the heads; the split, of `live` splits; and the
+ * slot of the token in the cache. */
 struct Share { int keys, units, live, part, split, place; };
 #endif

@@ -1,45 +1,45 @@
 /*
- * All layers of a decoder for one token, in one launch, sm_90 and up, f16 or bf16: for each layer norm with query, key and value;
- * attention; output with residual; norm with the first half of the MLP; its second half with residual. In front of them, where the
- * program has it there, the token's row of a table.
+ * All layers of a decoder for one token in one persistent, cooperative launch: sm_90 and up, f16 or bf16. Each layer is a norm with the
+ * product of query, key and value; attention; the output product with residual; a norm with the first product of the MLP; the second
+ * product of the MLP with residual. If the program embeds the token in the same region, the launch begins with that.
  *
- * With EXPERTS the MLP is a mixture: behind the norm comes the router's product, whose logits blocks exchange like all else. The
- * warp that copies weights waits for them, chooses the experts (choose.cuh), as in every block, and copies theirs. They are one MLP: the
- * outputs of the first half are those of the chosen experts, one behind the other, multiplied by the weight of their expert, and the
- * second half reads a row of each expert behind the other.
+ * With EXPERTS the MLP is a mixture of experts. The router's product follows the norm, and blocks exchange its logits like every other
+ * result. In every block the producer warp waits for the logits, chooses the experts (choose.cuh), and copies their weights. The chosen
+ * experts are treated as one MLP: the outputs of the first product are those of the chosen experts one after the other, each multiplied by
+ * the weight of its expert, and a row of the second product is the concatenation of the experts' rows.
  *
- * Blocks stay for all layers, at most one on a multiprocessor, and all must be there at once: the launch is cooperative.
+ * Grid: at most one block per SM, all resident. Each block has 8 consumer warps, which multiply, and a producer warp, which copies weights.
  *
- * Nobody waits at a barrier of the grid, and nothing is fenced. What a block leaves for others (`exchange`) is all ones, which
- * no arithmetic makes, until it is written; who needs it reads it until none of it is. So a result takes one way to the L2 and
- * one back. Each layer has memory of its own. Who has the token in the middle of a layer before it knows that all blocks are done
- * with the layer before: each part of that token took its part of the one in front of the layer; to make that, all of the inner one
- * before was needed, to which every block contributed when it had done all else. So that layer is set to ones again, for the next
- * launch; the block that ends last does so with the last layer.
+ * Exchange between blocks: there is no grid barrier and no fence. Each result that another block reads has a place of its own in
+ * `exchange`, one set of places for each layer. A place holds the sentinel "all bits set", a NaN that no arithmetic produces, until the
+ * result is written; readers poll until no sentinel is left. So a result takes one trip to the L2 and one back.
  *
- * Products are of tiles: one run of neighbouring outputs, or two, where results come of pairs. A warp beside those that multiply
- * copies weights into a ring of slots, run by run, in the order of all products of all layers, and waits for nobody but the
- * readers of the ring: memory works while blocks wait for each other. A run is as many outputs as lie in a slot as in memory, one
- * behind the other, so that it takes one copy, or four at an even pace: a copy costs its multiprocessor 70 ns however short it is.
- * Tiles go to blocks in turn, the next product goes on where the one before ended, so all have equally much to read.
+ * Resetting the exchange: once a block has read the token in the middle of layer l, no block reads places of layer l - 1 any more. Every
+ * part of that token needed the whole token in front of layer l, which needed all inner results of layer l - 1, and each block
+ * contributes to those after it has read everything else of its layer. So blocks write sentinels to layer l - 1 while they run layer l, and
+ * the block that ends last does so for the last layer.
  *
- * Weights are the 16-row operand of mma.m16n8k16, as they are read: the 16 bytes of a lane are all of its part. As there is one
- * token, the 8 columns of the other operand are free to hold different inputs; of the result a row counts in the column of its own.
- * So the rows of a run of 8, 4 or 2 outputs are 2, 4 or 8 sets of 32 inputs of each, which lie beside each other and so in
- * different banks, and half of each set in a row of its own (`weights.cuh`).
+ * Tiles: a tile is one run of neighbouring outputs, or two runs where results come in pairs (rotated heads, gates). Tiles are dealt to
+ * blocks round-robin across products, so that every block reads equally many bytes. The producer warp copies runs into a ring buffer, in
+ * the order of all products of all layers, and waits only for the consumers of the ring: memory stays busy while blocks wait for each
+ * other. A run is as many outputs as fit into a ring slot contiguously, so that it takes one bulk copy, or a few at an even pace: a copy costs
+ * its SM 70 ns however short it is.
  *
- * Where blocks have several runs of a product, two teams of four warps take them in turn: from run to run a warp waits for what it
- * reads and for what it multiplied, and meanwhile the other team reads.
+ * Tensor cores: weights are the 16-row operand of mma.m16n8k16 in the order in which they lie in memory, so the 16 bytes of a lane are
+ * its whole fragment. With one token the 8 columns of the other operand are free to hold different inputs; of each row of the
+ * result only one column counts. So the rows of a run of 8, 4 or 2 outputs are 2, 4 or 8 sets of 32 inputs each, which lie beside each other,
+ * and so in different banks (`weights.cuh`). Packed integers of 4 or 8 bits are multiplied by bytes of activations instead (`packed.cuh`).
  *
- * Packed integers of 4 or 8 bits are multiplied by bytes of activations instead: packed.cuh.
+ * Where blocks have several runs of a product, two teams of four warps take runs in turn: while one team waits for its next run, the other
+ * one multiplies.
  *
- * Attention: blocks take a part of the heads of a KV head and a split of the keys, their warps units of 16 keys, as in
- * attention/decode.cu. Where all heads together have few elements, who multiplies with the result merges the splits for himself.
- * Else reading all splits takes longer than one more way through the L2: those that have them merge them, each a part. Where one
- * block has all keys, there is nothing to merge.
+ * Attention: a block takes a part of the query heads of a KV head and a split of the keys; its warps take units of 16 keys, as in
+ * attention/decode.cu. If all heads together have few elements, every block that multiplies the result merges the splits for itself.
+ * Otherwise reading all splits takes longer than another trip through the L2, so the blocks that computed them merge them. Nothing is merged
+ * if one block has all keys.
  *
- * Bytes: all weights, keys and values once. Floor: those over read bandwidth, or for small models five ways through the L2 for
- * each layer. Measured figures: docs/src/performance/cuda.md.
+ * Bytes: all weights, keys and values once. Floor: those over read bandwidth, or for small models five trips through the L2 per layer.
+ * Measured figures: docs/src/performance/cuda.md and cuda-experts.md.
  */
 #if __CUDA_ARCH__ >= 900
 __device__ inline float apply(float x) {
@@ -60,7 +60,7 @@ __device__ inline float apply(float x) {
 #endif
 }
 
-/* This block's part of a product, with what is in front of it and behind it. */
+/* This block's tiles of a product, with the norm in front of it and its epilogue. */
 template <int P>
 __device__ inline void run_product(const Model& m, const Layer& layer, const Thread& t, const Share& share, int l, int& turn,
                                    Ring& ring, u32 barriers, u8* mine, const float* partial, const float2* sines,
@@ -78,12 +78,12 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     u8* activations = memory + ACTIVATIONS_AT;
     float* sums = (float*)(memory + SUMS_AT);
     mine += (i64)l * LAYER_BYTES;
-    /* Where residuals come from, and where results go. */
+    /* The source of residuals, and the destination of results. */
     const X* before = P == OUTPUT ? l ? (const X*)mine : m.x : (const X*)(mine + MIDDLE_AT);
     i64 after = (i64)l * LAYER_BYTES + (P == INPUT ? QUERIES_AT : P == OUTPUT ? MIDDLE_AT : P == UP ? INNER_AT : LAYER_BYTES);
     bool ended = P == DOWN && l == (int)m.layers - 1, leaves = t.lane % SHARERS == 0;
     const BIAS* bias = P == ROUTER ? nullptr : layer.biases[P == ROUTER ? UP : P];
-    /* What is needed to finish a tile, or a part of one: each warp has its own. It is read ahead. */
+    /* Operands of the epilogue of this warp's part of a tile, loaded ahead of the product. */
     bool finishes;
     Rows rows;
     int low, high;
@@ -138,7 +138,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     };
     read_ahead(first);
     Factors<P> factors;
-    /* Where there are two teams, the slots of this one, and which run of the block comes next for it. */
+    /* With two teams, the ring slots of this warp's team, and the index of its next run. */
     constexpr int TEAMS = TEAMS_OF[P];
     const int team = t.warp / (WARPS / TEAMS), runs = ((TILES - 1 - first) / GRID + 1) * RUNS;
     Ring own_ring = ring;
@@ -151,7 +151,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
         factors.take_ahead(t, own_ring, barriers, run < runs);
     }
     if (P == ROUTER || (EXPERTS && P == UP)) {
-        /* Staged for both of them. */
+        /* Staged once for the router and the first half of the MLP. */
     } else if (P == INPUT || P == UP) {
         bool there = P == INPUT && l == 0;
         const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
@@ -256,7 +256,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     }
 }
 
-/* The token in front of the layers. Every block writes all of it, and reads what it wrote by itself. */
+/* Embeds the token. Every block writes all of it, and reads only what it wrote itself. */
 __device__ inline void embed(const Model& m, i64 id, i64 position) {
     const Embedding& e = m.embedding;
     bool known = id >= 0 && id - e.first_row >= 0 && id - e.first_row < e.row_count;
@@ -274,7 +274,7 @@ __device__ inline void embed(const Model& m, i64 id, i64 position) {
     }
 }
 
-/* Ones again, by `count` threads, of which this begins at `at`. */
+/* Writes the sentinel to `bytes` bytes, by `count` threads, of which this one begins at byte `at`. */
 __device__ inline void clear(void* from, i64 bytes, i64 at, int count) {
     Vector ones = {{~0u, ~0u, ~0u, ~0u}};
 #pragma unroll 1
@@ -296,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     position = m.positions[0];
 #endif
     if (tokens.count() <= 0) return;
-    /* A token of no sequence attends to nothing: its layers are computed with zeros for attention. */
+    /* A token of no sequence attends to no keys: its attention is zero. */
     bool attends = sequences.count() > 0 && start <= 0 && -start < length;
     Share share;
     share.keys = attends ? total : 0;
@@ -365,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         if (unit < share.units) pages.y = m.block_table[unit * UNIT / SLOTS];
     }
     Ring ring = {0, 0};
-    /* Eight neighbouring threads set a line to ones. */
+    /* Eight neighbouring threads write the sentinel to one cache line. */
     int turn = 0, ones_at = (threadIdx.x / 8 * GRID + blockIdx.x) * 128 + threadIdx.x % 8 * 16;
 #pragma unroll 1
     for (int l = 0; l < count; ++l) {
@@ -387,13 +387,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
 #endif
         run_product<UP>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (l > 0) {
-            /* All blocks are past the layer before: ones again. */
+            /* No block reads the layer before any more. */
             clear(m.exchange + base - LAYER_BYTES, LAYER_BYTES, ones_at, MULTIPLIERS * GRID);
             clear(partial - PARTIAL_FLOATS, PARTIAL_FLOATS * 4, ones_at, MULTIPLIERS * GRID);
         }
         run_product<DOWN>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
     }
-    /* The block that ends last. */
+    /* The block that ends last resets the last layer. */
     meet();
     if (threadIdx.x == 0) {
         __threadfence();

@@ -1,18 +1,18 @@
 /*
- * Packed integers of 4 or 8 bits in the kernel for layers (see weight/packing.rs): activations as bytes for them, and products.
+ * Packed integers of 4 or 8 bits in the kernel for layers (see weight/packing.rs): their activations as bytes, and their products.
  *
  * Activations become three bytes each: linear/digits.cuh. A run is one unit of 8 outputs, or two. The 16 rows of m16n8k32 are a
- * unit's 8 outputs with two spans, of which the second has its bytes in columns 4 to 6 where the first has its own in 0 to 2: each
- * lane has sums that belong to one span and so to one scale. These 8 outputs by 256 inputs are a step, and a warp's steps of a run are
- * of the same inputs from run to run: their bytes stay in registers.
+ * unit's 8 outputs for two spans of inputs. The bytes of the first span are in columns 0 to 2, those of the second in 4 to 6, so each
+ * lane has sums of one span and of one scale. A step is 8 outputs by 256 inputs. A warp's steps have the same inputs in
+ * every run, so their bytes stay in registers.
  *
- * A line of 128 bytes is 16 bytes of each output of a unit. Read as a matrix it meets no bank twice, and a lane gets a word of four; if
- * lanes read the 16 bytes of their output, all four that share it meet in one bank, which takes four times as long. So of the pieces of
- * 16 bytes that are a span's, a lane has the word of its part of each, and bytes of activations are in that order.
+ * A line of 128 bytes is 16 bytes of each output of a unit. Loaded by ldmatrix it has no bank conflicts, and a lane gets one word of
+ * four; if lanes loaded the 16 bytes of their output, the four lanes of an output would conflict. So a lane has one word of each piece of 16
+ * bytes of a span, and bytes of activations are in that order.
  *
- * 4 bits: a group is a span, its scale comes into the slot behind the integers. Integers in the high halves of bytes become 16 times
- * what they are; those in the low halves are multiplied as they are, which is 8 more, and put right behind. 8 bits: an output has one
- * scale, applied to its sum.
+ * 4 bits: a group is a span, and its scale follows the integers in the slot. Integers in the high halves of bytes are multiplied as 16 times
+ * their value; those in the low halves with an offset of 8, which is subtracted from the sum. 8 bits: each output has one scale,
+ * applied to its sum.
  */
 #if __CUDA_ARCH__ >= 900 && BITS
 #define SPAN 128
@@ -22,7 +22,7 @@ __device__ inline void multiply_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* Four matrices of 8 rows of 16 bytes, one behind the other: a lane has word `part` of row `group` of each. */
+/* Loads four consecutive matrices of 8 rows of 16 bytes: a lane gets word `part` of row `group` of each. */
 __device__ inline Vector load_matrices(u32 from) {
     Vector v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -31,13 +31,13 @@ __device__ inline Vector load_matrices(u32 from) {
 }
 
 /*
- * 8 of COUNT activations, from `at` on, into shared memory as bytes: three planes, and behind them a scale for each span. All lanes of
- * a warp must call, each with the 8 behind those of the lane before: they have two spans.
+ * Stages 8 of COUNT activations, from `at` on, as bytes: three planes, followed by a scale for each span. All lanes of a warp must
+ * call, each with the 8 activations after those of the lane before: two spans together.
  */
 template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vector& v) {
     static_assert(COUNT % (2 * SPAN) == 0, "whole warps");
     const ThreeBytes<X, BITS> bytes(v);
-    /* A lane's 16 bytes are two operands: of 4 bits one for the low halves of bytes and one for the high ones. */
+    /* A lane's 16 bytes are two operands: for 4 bits one for the low halves of bytes and one for the high halves. */
     int eight = at / 8;
     u8* own = to + eight / 16 * 128
         + (BITS == 4 ? eight % 4 / 2 * 64 + eight % 16 / 4 * 16 + eight % 2 * 4 : eight % 16 / 8 * 64 + eight % 2 * 32 + eight % 8 / 2 * 4);
@@ -50,29 +50,29 @@ template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vec
     if (eight % 16 == 0) *(float*)(to + 3 * PLANE(COUNT) + at / SPAN * 4) = bytes.scale();
 }
 
-/* What a warp multiplies for product P. */
+/* The operands of a warp for product P. */
 template <int P> struct Factors {
     static constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], UNITS = ROWS_OF[P] / 8;
-    /* Slots of a run, of which the last may have fewer inputs. */
+    /* Slots of a run; the last may have fewer inputs. */
     static constexpr int PIECES = (INPUTS + COLUMNS - 1) / COLUMNS, LAST = INPUTS - (PIECES - 1) * COLUMNS;
-    /* The most steps that a warp has of a unit in a slot, in the last one, and in all of them. */
+    /* Maximum steps of a warp for a unit in a slot, in the last slot, and in all slots. */
     static constexpr int EACH = (COLUMNS / (2 * SPAN) + WARPS - 1) / WARPS, OWN = UNITS * EACH;
     static constexpr int LAST_EACH = (LAST / (2 * SPAN) + WARPS - 1) / WARPS, ALL = (PIECES - 1) * EACH + LAST_EACH;
-    /* Vectors of 16 bytes that a lane has of a span. */
+    /* Vectors of 16 bytes of a span in a lane. */
     static constexpr int VECTORS = BITS / 4;
     static_assert(COLUMNS % (2 * SPAN) == 0 && LAST % (2 * SPAN) == 0, "whole steps");
     static_assert(UNITS == 1 || PIECES == 1, "units together are whole");
-    /* Lanes that have an output in the end. */
+    /* Lanes that share an output when sums are added up. */
     static constexpr int SHARERS = 4;
 
-    /* What this warp has of a slot. */
+    /* This warp's part of a slot. */
     Vector integers[OWN][2][VECTORS];
     float scale[OWN];
-    /* Whether the bytes of activations stay in registers, or are read again and again. */
+    /* Whether the bytes of activations stay in registers; otherwise they are loaded for every run. */
     static constexpr bool KEPT = ALL <= (WIDE ? 8 : 4);
     struct Bytes {
         u32 word[8];
-        /* What is taken off sums: where they began, and what integers in the low halves of bytes are too large. */
+        /* Subtracted from sums: their start value, and the offset of integers in the low halves of bytes. */
         float off[2];
         float scale;
     };
@@ -87,7 +87,7 @@ template <int P> struct Factors {
     /* The place of a lane's sum of a run. */
     static __device__ int place(const Thread& t) { return (t.group * 2 + t.part / 2) * WARPS + t.warp; }
 
-    /* Step `own` of a slot, which begins at `from`. What a warp has no step for stays as it was, and is multiplied by zero. */
+    /* Loads step `own` of a slot, which begins at `from`. Registers of steps that the warp does not have keep their values, and are multiplied by zero. */
     __device__ void load_step(const Thread& t, int piece, int own, const u8* from) {
         const int unit = own / EACH, i = own % EACH;
         if (i >= each(piece) || !has(t, piece, i)) return;
@@ -103,7 +103,7 @@ template <int P> struct Factors {
         scale[own] = widen(*(const SCALE*)(from + numbers + (2 * t.warp + t.part / 2) * LINE + t.group * (int)sizeof(SCALE)));
 #endif
     }
-    /* Gives a slot back. Copies do not wait for reads by themselves. A vote on what was read comes when it is there, and all lanes have
+    /* Gives a slot back once all lanes have read it. A vote on the loaded values completes only after the loads have: all lanes have
      * voted before the slot is given back; a fence would wait for all that others are left, too. */
     __device__ void release(const Thread& t, Ring& ring, u32 barriers) const {
         u32 mixed = 0;
@@ -117,7 +117,7 @@ template <int P> struct Factors {
         if (t.lane == 0) arrive(barriers + ring.slot * 16 + 8 + (voted & t.none));
         ring.next();
     }
-    /* The first slot, before the activations are there. */
+    /* Loads the first slot, before the activations are complete. */
     __device__ void take_ahead(const Thread& t, Ring& ring, u32 barriers) {
         await_phase(barriers + ring.slot * 16, ring.phase);
 #pragma unroll
@@ -130,7 +130,7 @@ template <int P> struct Factors {
         release(t, ring, barriers);
     }
 
-    /* What activations are to step `i` of a piece for this warp. */
+    /* The activations of this warp's step `i` of a piece. */
     static __device__ Bytes bytes_of_inputs(const Thread& t, const u8* activations, int piece, int i) {
         int step = piece * (COLUMNS / (2 * SPAN)) + i * WARPS + t.warp;
         bool real = has(t, piece, i);
@@ -139,11 +139,11 @@ template <int P> struct Factors {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             Vector v = {};
-            /* Columns 3 and 7 come to nothing, whatever they hold. */
+            /* The results of columns 3 and 7 are not used. */
             if (real && t.group % 4 < 3) v = *(const Vector*)(own + half * 64);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                /* 4 bits: those for low halves of bytes first. */
+                /* 4 bits: low halves of bytes come first. */
                 const int word = BITS == 4 ? j / 2 * 4 + half * 2 + j % 2 : half * 4 + j;
                 bytes.word[word] = v.word[j];
             }
@@ -151,7 +151,7 @@ template <int P> struct Factors {
         bytes.scale = real ? ((const float*)(activations + 3 * PLANE(INPUTS)))[2 * step + t.part / 2] : 0.0f;
         int c[4] = {RAISED, RAISED, RAISED, RAISED};
 #if BITS == 4
-        /* 128 times all that the low halves of bytes are multiplied by, in two turns as 128 is no signed byte. */
+        /* 128 times the sum of the factors of low halves, in two steps because 128 is not a signed byte. */
         const u32 each = 0x40404040u;
 #pragma unroll
         for (int word = 0; word < 8; word += 2) {
@@ -167,7 +167,7 @@ template <int P> struct Factors {
         for (int n = 0; n < ALL && KEPT; ++n) kept[n] = bytes_of_inputs(t, activations, n / EACH, n % EACH);
     }
 
-    /* The integers of a step as bytes, in fours that are an operand: of 4 bits those in low halves, then those in high ones. */
+    /* The integers of a step as bytes, four to an operand: for 4 bits the low halves, then the high halves. */
     struct Operands { u32 word[16]; };
     static __device__ Operands operands_of(const Vector (&its)[2][VECTORS]) {
         Operands a;
@@ -187,7 +187,7 @@ template <int P> struct Factors {
         }
         return a;
     }
-    /* Adds a step's sums of a lane's span: of low and of middle bytes, or of high ones and of nothing. */
+    /* Adds a step's sums for a lane's span: of low and middle bytes, or of high bytes alone. */
     static __device__ void add_step(float (&total)[2], const Operands& a, float scale, const Bytes& x, bool first_span) {
         int c[4] = {RAISED, RAISED, RAISED, RAISED}, low[4] = {};
         auto multiply_next = [&](int (&c)[4], int k) {
@@ -227,7 +227,7 @@ template <int P> struct Factors {
         for (int run = 0; run < RUNS_OF[P]; ++run) {
 #pragma unroll
             for (int unit = 0; unit < UNITS; ++unit) {
-                /* Integers of 4 bits were multiplied as 16 times what they are. */
+                /* Integers of 4 bits were multiplied as 16 times their value. */
                 const float one = BITS == 4 ? 0.0625f : 1.0f;
                 const float (&its)[2] = total[run][unit];
                 float sum = t.part % 2 ? its[0] * (one * 65536.0f) : its[0] * one + its[1] * (one * 256.0f);

@@ -1,9 +1,9 @@
 /*
- * What the kernel for decoder layers is told.
+ * Parameters of the kernel for decoder layers.
  *
  * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
  */
-/* What differs from layer to layer. Products are query, key and value; output; both halves of the MLP. */
+/* The operands of a layer. Products are query, key and value; output; both halves of the MLP. */
 struct Layer {
     const u8* weights[4];
     const BIAS* biases[4];
@@ -24,7 +24,7 @@ static_assert(sizeof(Layer::head_norms) == 16 && alignof(decltype(Layer::head_no
 static_assert(sizeof(Layer::keys) == 8 && alignof(decltype(Layer::keys)) == 8, "Layer as in Rust");
 static_assert(sizeof(Layer::values) == 8 && alignof(decltype(Layer::values)) == 8, "Layer as in Rust");
 
-/* What a layer with a mixture of experts has beside: the weights of the router and of the other half of gated activations. */
+/* Further operands of a layer with a mixture of experts: the weights of the router and of the other half of gated activations. */
 struct ExpertLayer {
     const u8* router;
     const u8* second;
@@ -35,7 +35,7 @@ static_assert(sizeof(ExpertLayer::router) == 8 && alignof(decltype(ExpertLayer::
 static_assert(sizeof(ExpertLayer::second) == 8 && alignof(decltype(ExpertLayer::second)) == 8, "ExpertLayer as in Rust");
 static_assert(sizeof(ExpertLayer::vectors) == 24 && alignof(decltype(ExpertLayer::vectors)) == 8, "ExpertLayer as in Rust");
 
-/* A product as it is in all layers: the norm in front of it, the scale of the sum and the limit of the activation behind it. */
+/* The scalars of a product, the same in all layers: of the norm in front of it, of the residual sum, and of the activation. */
 struct Product {
     float eps;
     float weight_offset;
@@ -48,11 +48,11 @@ static_assert(sizeof(Product::weight_offset) == 4 && alignof(decltype(Product::w
 static_assert(sizeof(Product::alpha) == 4 && alignof(decltype(Product::alpha)) == 4, "Product as in Rust");
 static_assert(sizeof(Product::limit) == 4 && alignof(decltype(Product::limit)) == 4, "Product as in Rust");
 
-/* The token in front of the layers, where this launch makes it: a row of a table, and where `position_rows` is not null, added to one of another for its position. As embed.cu. */
+/* The embedding, if the launch begins with it: a row of a table, added to a row of `position_rows` unless that is null, as in embed.cu. */
 struct Embedding {
     const int* ids;
     i64 first_row;
-    /* Null: the token is there. */
+    /* Null if the launch is given the token. */
     const X* rows;
     i64 row_count;
     const int* positions;
@@ -70,13 +70,13 @@ static_assert(sizeof(Embedding::position_offset) == 8 && alignof(decltype(Embedd
 static_assert(sizeof(Embedding::position_rows) == 8 && alignof(decltype(Embedding::position_rows)) == 8, "Embedding as in Rust");
 static_assert(sizeof(Embedding::position_row_count) == 8 && alignof(decltype(Embedding::position_row_count)) == 8, "Embedding as in Rust");
 
-/* How fast a multiprocessor asks memory for weights. */
+/* How fast each SM requests weights. */
 struct Pacing {
-    /* Ring slots on their way at once. */
+    /* Maximum ring slots in flight. */
     u32 in_flight;
-    /* Clocks for each byte, times 2^16; 0 for as fast as there is room. */
+    /* Clocks for each byte, times 2^16; 0 for no limit. */
     u32 clocks_per_byte;
-    /* For how many clocks a multiprocessor that fell behind may go faster. */
+    /* Clocks that an SM that fell behind may catch up. */
     u32 catch_up;
     u32 unused;
 };
@@ -86,24 +86,24 @@ static_assert(sizeof(Pacing::clocks_per_byte) == 4 && alignof(decltype(Pacing::c
 static_assert(sizeof(Pacing::catch_up) == 4 && alignof(decltype(Pacing::catch_up)) == 4, "Pacing as in Rust");
 static_assert(sizeof(Pacing::unused) == 4 && alignof(decltype(Pacing::unused)) == 4, "Pacing as in Rust");
 
-/* All layers, and the token's place in its sequence. */
+/* Parameters of all layers, and the token's place in its sequence. */
 struct Model {
     Product products[4];
     /* Epsilon and weight offset of the norms of query and key heads. */
     float head_eps[2];
     float head_offsets[2];
     const Layer* table;
-    /* Of layers with experts. */
+    /* Not read unless layers have experts. */
     const ExpertLayer* expert_table;
     i64 layers;
-    /* The token in front of the layers and behind them. */
+    /* The token before and after the layers. */
     const X* x;
     X* y;
-    /* Results that blocks exchange. */
+    /* The exchange of results between blocks. */
     u8* exchange;
-    /* Splits of attention that blocks exchange. */
+    /* The exchange of attention splits. */
     float* partial;
-    /* How many blocks are done. */
+    /* The counter of finished blocks. */
     u32* done;
     float query_scale;
     float key_scale;
@@ -123,7 +123,7 @@ struct Model {
     i64 block_table_columns;
     Embedding embedding;
     Pacing pacing;
-    /* How experts are chosen. */
+    /* The rule of the router. */
     RouteRule rule;
 };
 static_assert(sizeof(Model) == 408, "Model as in Rust");

@@ -1,8 +1,8 @@
 /*
- * What products of the kernel for layers read, brought into shared memory once others have left it.
+ * Stages the activations of products in shared memory, once other blocks have written them to the exchange.
  */
 #if __CUDA_ARCH__ >= 900
-/* The sum of what the warps have, which is 16-byte aligned. */
+/* The sum of one value per warp; `from` is aligned to 16 bytes. */
 __device__ inline float sum_of_warps(const float* from) {
     float x = 0.0f;
 #pragma unroll
@@ -15,8 +15,8 @@ __device__ inline float sum_of_warps(const float* from) {
     return x;
 }
 
-/* The sum of what a team's warps have of an output of a run, of which a lane has 4, or 2 where there are two teams: the same in all
- * lanes that share it. */
+/* The sum over a team's warps of an output of a run. A lane adds 4 partial sums, or 2 where there are two teams; the result is the same
+ * in all lanes that share the output. */
 template <int SHARERS, int TEAMS> __device__ inline float sum_of_sharers(const float* from) {
     static_assert(WARPS == 8 && TEAMS <= 2, "a run is 32 times 4 sums, or 2");
     float x;
@@ -32,7 +32,7 @@ template <int SHARERS, int TEAMS> __device__ inline float sum_of_sharers(const f
     return x;
 }
 
-/* Sums over the warps that multiply; `scratch` is not used for anything else before the next barrier but one. */
+/* Sums over the consumer warps. `scratch` must not be reused before the second barrier after the call. */
 __device__ inline float sum_of_row(float x, float* scratch) {
     x = warp_sum(x);
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
@@ -56,11 +56,11 @@ __device__ inline float2 sums_of_row(float x, float y, float2* scratch) {
 }
 
 #if !BITS
-/* 8 of COUNT activations into shared memory, as they are. */
+/* Stages 8 of COUNT activations as they are. */
 template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vector& v) { *(Vector*)(to + at * 2) = v; }
 #endif
 
-/* Elements of the token that a thread norms together: few, so that much goes on side by side. */
+/* Neighbouring elements of the token that a thread normalises together: few, so that many threads take part. */
 #define TOGETHER (BITS ? 8 : HIDDEN <= 2 * MULTIPLIERS ? 2 : HIDDEN <= 4 * MULTIPLIERS ? 4 : 8)
 #define OWN ((HIDDEN + TOGETHER * MULTIPLIERS - 1) / (TOGETHER * MULTIPLIERS))
 struct Some { u32 word[TOGETHER / 2]; };
@@ -89,7 +89,7 @@ __device__ inline float element(const Some& v, int i) {
     X x = {(u16)(i % 2 ? v.word[i / 2] >> 16 : v.word[i / 2] & 0xffffu)};
     return widen(x);
 }
-/* Of a norm's parameters. */
+/* Loads parameters of a norm. */
 template <typename T> __device__ inline void load_together(const T* from, float missing, float (&out)[TOGETHER]) {
 #pragma unroll
     for (int i = 0; i < TOGETHER; ++i) out[i] = missing;
@@ -102,7 +102,7 @@ template <typename T> __device__ inline void load_together(const T* from, float 
     }
 }
 
-/* The normed token into shared memory. */
+/* Stages the normalised token. */
 __device__ inline void stage_normed(const Product& p, const G* gains, const SHIFT* shifts, const X* x, bool there, u8* to,
                                     float2* scratch) {
     float gain[OWN][TOGETHER], values[OWN][TOGETHER];
@@ -114,7 +114,7 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
     for (int o = 0; o < OWN; ++o) {
         int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
         own[o] = Some{};
-        /* All threads set what they have: what is not set on every way is kept in registers from one layer to the next. */
+        /* Every register is set on every path: otherwise the compiler keeps it alive from one layer to the next. */
         bool has = at < HIDDEN;
         load_together(has && gains ? gains + at : nullptr, 1.0f, gain[o]);
 #if NORM == 2
@@ -129,7 +129,7 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
         int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
-        /* What was there before this launch may be anything. */
+        /* A token from before this launch may equal the sentinel. */
         for (u32 polls = 0; !there && lacks(own[o]); count_poll(polls, wait_name("token"))) own[o] = load_some(x + at);
     }
     float mean = 0.0f, rest = 0.0f, squares = 0.0f;
@@ -163,7 +163,7 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
     }
 #if NORM == 2
     float2 both = sums_of_row(squares, left, scratch + WARPS);
-    /* What the mean lost to rounding is found again. */
+    /* Corrects the mean for its rounding. */
     rest = both.y * (1.0f / HIDDEN);
     squares = both.x * (1.0f / HIDDEN) - rest * rest;
     squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
@@ -198,7 +198,7 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
     }
 }
 
-/* What other blocks left, as it is. */
+/* Stages results of other blocks as they are. */
 template <int COUNT> __device__ inline void stage_plain(const X* x, u8* to) {
 #pragma unroll 1
     for (int base = threadIdx.x * 8; base < COUNT; base += VECTORS_AT_ONCE * MULTIPLIERS * 8) {
@@ -231,7 +231,7 @@ template <int COUNT> __device__ inline void stage_plain(const X* x, u8* to) {
     }
 }
 
-/* Four neighbouring elements of what attention comes to: the splits of their head merged. Its maxima are powers of 2. */
+/* Merges the splits of four neighbouring elements of attention's result. Maxima are in units of log2. */
 __device__ inline uint2 merge_four(const float* partial, int live, int at) {
     const int next = TILE_HEADS * VALUE_ROW;
     int head = at / HEAD;
@@ -281,7 +281,7 @@ __device__ inline uint2 merge_four(const float* partial, int live, int at) {
     return make_uint2(pair_of(merged[0] * factor, merged[1] * factor), pair_of(merged[2] * factor, merged[3] * factor));
 }
 
-/* What attention comes to, merged by each block for itself. */
+/* Stages the result of attention, merged by each block for itself. */
 __device__ inline void stage_merged(const float* partial, int live, u8* to) {
 #if BITS
 #pragma unroll 1

@@ -1,8 +1,8 @@
 /*
- * Weights of the kernel for layers: the ring that one warp fills, and products of what is in it.
+ * Weights of the kernel for layers: the ring buffer that the producer warp fills, and the products of its slots.
  */
 #if __CUDA_ARCH__ >= 900
-/* A slot of the ring: its barriers, one for "filled" and one for "read by all warps". */
+/* Waits for a barrier of a ring slot. Each slot has two: "full", and 8 bytes further "empty", which all consumer warps arrive at. */
 __device__ inline void await_phase(u32 barrier, u32 phase) {
     u32 done;
     do {
@@ -19,7 +19,7 @@ template <int COUNT = 1> __device__ inline void arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "n"(COUNT) : "memory");
 }
 
-/* Goes through the slots in turn. */
+/* A position in the ring: a slot, and the parity of its phase. */
 struct Ring {
     int slot;
     u32 phase;
@@ -36,7 +36,7 @@ struct Ring {
     }
 };
 
-/* The first tile of a product that is this block's, given where the one before ended; and where the product ends. */
+/* The first tile of a product for this block, given the block at which the product begins; and the block at which the next one begins. */
 __device__ inline int first_of(int turn) {
     int mine = (int)blockIdx.x - turn;
     return mine < 0 ? mine + GRID : mine;
@@ -46,7 +46,7 @@ __device__ inline int turn_after(int turn, int tiles) {
     return turn < GRID ? turn : turn - GRID;
 }
 
-/* Where the runs of a tile begin. */
+/* The first outputs of the runs of a tile, and whether they are rotated with each other. */
 struct Rows {
     int low, high;
     bool turned;
@@ -68,18 +68,18 @@ template <int P> __device__ inline Rows rows_of(int tile) {
 }
 
 __device__ inline void fetch_line(const void* from) { asm volatile("prefetch.global.L2 [%0];" :: "l"(from)); }
-/* The lines of a vector that are this block's to fetch. */
+/* Prefetches this block's share of the cache lines of a vector. */
 __device__ inline void fetch_vector(const void* from, int bytes, int lane) {
     int at = blockIdx.x * 128 + lane * (GRID * 128);
     if (from && at < bytes) fetch_line((const u8*)from + at);
 }
 
-/* The unit of which a lane fetches half: of those that its block's warps read first and second. */
+/* The unit of keys of which a lane prefetches half: the first two units of each warp of the block are prefetched. */
 __device__ inline int unit_of(const Share& share, int lane) {
     return (lane / 2 / WARPS * share.live + share.split) * WARPS + lane / 2 % WARPS;
 }
 
-/* What a layer reads beside its weights, into the L2; with it what blocks will leave for each other. */
+/* Prefetches into the L2 what a layer reads beside its weights, and its places in the exchange. */
 __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, const Share& share, int lane, int page) {
     const Layer& layer = table[l];
     fetch_vector(m.exchange + (i64)l * LAYER_BYTES, LAYER_BYTES, lane);
@@ -115,29 +115,29 @@ __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, co
     }
 }
 
-/* The warp that copies weights. */
+/* The producer warp. */
 struct Copier {
     u32 barriers, to;
     u64 once;
-    /* The next slot, and the first of those that are on their way; how many were asked for in all. */
+    /* The next slot to fill, the oldest one that is in flight, and the number of slots requested so far. */
     Ring ring, landed;
     int asked;
-    /* The clock at which memory is through with what it was asked for, at the pace that is kept. */
+    /* The clock at which memory has delivered all requested bytes, at the pace that is kept. */
     u32 due;
 
     Pacing pacing;
 
-    /* Waits until so many bytes may be asked for. All blocks at the pace of memory leave no queue in front of it, in which the results
-     * that they exchange would wait, and none reads at the cost of another. */
+    /* Waits until `bytes` more may be requested. If all blocks request at the pace of memory, no queue builds up in which exchanged results
+     * would wait, and no block reads at the cost of another. */
     __device__ void keep_pace(int bytes) {
         if (!pacing.clocks_per_byte) return;
         u32 now = clock_now();
-        /* What seems to lie further ahead than copies put it lies behind: a launch may be set aside for long. */
+        /* A clock far ahead is one that has wrapped: the launch may have been suspended for long. */
         while (due - now - 1 < 1u << 20) now = clock_now();
         if (now - due > pacing.catch_up) due = now - pacing.catch_up;
         due += bytes * pacing.clocks_per_byte >> 16;
     }
-    /* Until the next slot is read. Not too much at once, either. */
+    /* Waits until the next slot is empty, and until few enough slots are in flight. */
     __device__ void await_room(u32 full) {
         await_phase(full + 8, ring.phase);
         if (++asked > (int)pacing.in_flight) {
@@ -151,8 +151,8 @@ struct Copier {
     }
 
 #if BITS
-    /* Weights of a product that are this block's, slot by slot. Units are whole, or their columns are neighbours: so are the numbers
-     * of their groups, which come behind them. */
+    /* Copies this block's weights of a product, slot by slot. Units are whole, or a contiguous range of their columns; so are the
+     * scales of their groups, which follow them in the slot. */
     template <int P> __device__ void copy_product(const u8* weights, int& turn) {
         constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
         static_assert(RUN / 8 * BITS * 256 % (16 * COPIES) == 0, "copies are of 16 bytes");
@@ -190,11 +190,11 @@ struct Copier {
         turn = turn_after(turn, TILES_OF[P]);
     }
 #else
-    /* Weights of a product that are this block's, slot by slot. Whole runs are neighbours: a few copies. With EXPERTS those of the MLP
-     * are of the experts that are `chosen`, and the second run of a tile is of the weight `second`. */
+    /* Copies this block's weights of a product, slot by slot. Whole runs are contiguous and take a few copies. With EXPERTS the products of
+     * the MLP take the weights of the `chosen` experts, and the second run of a tile is of the weight `second`. */
     template <int P> __device__ void copy_product(const u8* weights, int& turn, const u8* second = nullptr, const int* chosen = nullptr) {
         constexpr bool OF_EXPERTS = EXPERTS && (P == UP || P == DOWN);
-        /* Inputs of a row in memory. */
+        /* Elements of a row in memory. */
         constexpr int ROW = OF_EXPERTS && P == DOWN ? EXPERT_INNER : INPUTS_OF[P];
         constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
         constexpr bool WHOLE = COLUMNS >= ROW;
@@ -247,8 +247,8 @@ struct Copier {
 };
 
 #if EXPERTS
-/* The experts of the token in a layer, by one warp. Their weights are in `choice` before any slot with experts' weights is full, and
- * stay until the logits of the next layer are there, which takes all that this block does with them. */
+/* Chooses the token's experts in a layer, by one warp. Their factors are in `choice` before any slot with weights of experts is full. They
+ * stay until the logits of the next layer are complete, which no block can bring about before this one has used the factors. */
 __device__ inline void choose(const Model& m, const RouterVectors& vectors, const float* logits, const Choice& choice) {
     const Team team = {(int)threadIdx.x % 32, nullptr};
     choose_experts(m.rule, vectors, team, choice, nullptr, [&](int expert) {
@@ -288,29 +288,29 @@ __device__ inline void copy_weights(const Model& m, const Layer* table, const Sh
     }
 }
 
-/* What a thread is. */
+/* The place of a thread: its warp and lane, and the row group and part of the lane in an mma fragment. */
 struct Thread {
     int warp, lane, group, part;
-    /* Nothing, of which the compiler does not know. */
+    /* Zero, unknown to the compiler. */
     u32 none;
 };
 
-/* A sum of a warp, for the one that adds up those of all. */
+/* Stores a partial sum of a warp for the warp that adds them up. */
 __device__ inline void leave_sum(u32 to, float sum) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(to), "f"(sum) : "memory"); }
 
 #if !BITS
-/* What a warp has of a slot. A run of 8, 4 or 2 outputs is taken in steps of 2, 4 or 8 sets of 32 inputs for each, by two products
- * of 16 rows. A lane's vector is all of its operand as it was read: of row `group` its first and third word, of row `group + 8` the
- * others. So both rows are of one output and one set, and each has the column of the other operand with its words of the inputs. A
- * run is one team's, and its warps take turns at steps. */
+/* A warp's part of a slot. A run of 8, 4 or 2 outputs is multiplied in steps of 2, 4 or 8 sets of 32 inputs for each output, by two
+ * mma of 16 rows. A lane's vector is its whole fragment: row `group` has its first and third word, row `group + 8` the others. So both
+ * rows belong to one output and one set, and each counts in the column of the other operand that has its words of the inputs. A run
+ * belongs to one team, whose warps take steps in turn. */
 template <int COLUMNS, int RUN, int TEAMS> struct Weights {
     static constexpr int TEAM = WARPS / TEAMS, STEP = 16 / RUN * 64, STEPS = COLUMNS * 2 / STEP;
     static constexpr int EACH = (STEPS + TEAM - 1) / TEAM;
-    /* Sets of a product. The second one is of the other outputs; where there are two, of other inputs of both. */
+    /* Sets of an mma. The second mma is of the other outputs, or for runs of two outputs of further inputs of both. */
     static constexpr int SETS = RUN == 8 ? 2 : 4;
     static constexpr bool OTHER_INPUTS = RUN == 2;
     static constexpr int SECOND = OTHER_INPUTS ? SETS * 64 : RUN * COLUMNS;
-    /* Where sums of both products are: 16 sets of outputs, in order. */
+    /* The place of the second mma's sums among the 16 sums, which are in the order of outputs. */
     static constexpr int SECOND_SUM = OTHER_INPUTS ? SETS : 8;
     static_assert(COLUMNS * 2 % STEP == 0, "whole sets of inputs");
     struct Inputs { u32 first[2], second[2]; };
@@ -325,8 +325,8 @@ template <int COLUMNS, int RUN, int TEAMS> struct Weights {
         return OTHER_INPUTS ? t.group / SETS * (2 * SETS) + set(t) : t.group;
     }
 
-    /* A step of a slot into registers, from where `await` says that the slot begins for this lane, once it is full. What a warp has
-     * no step for stays zero. */
+    /* Loads a step of a full slot into registers, given the lane's address of the slot from `await`. Registers of steps that the warp does
+     * not have stay zero. */
     __device__ void load_step(const Thread& t, int i, const u8* from) {
         if (!has(t, i)) return;
         low[i] = *(const Vector*)(from + i * (TEAM * STEP));
@@ -336,8 +336,8 @@ template <int COLUMNS, int RUN, int TEAMS> struct Weights {
         await_phase(barriers + ring.slot * 16, ring.phase);
         return memory + ring.slot * SLOT_BYTES + t.group / SETS * (COLUMNS * 2) + member(t) * STEP + set(t) * 64 + t.part * 16;
     }
-    /* Copies do not wait for reads by themselves. A vote on what was read comes when it is there, and all lanes have voted before
-     * the slot is given back; a fence would wait for all that others are left, too. */
+    /* Gives the slot back once all lanes have read it. A vote on the loaded values completes only after the loads have; a fence would
+     * also wait for results that are being written to other blocks. */
     __device__ void release(const Thread& t, Ring& ring, u32 barriers) const {
         u32 mixed = 0;
 #pragma unroll
@@ -347,7 +347,7 @@ template <int COLUMNS, int RUN, int TEAMS> struct Weights {
         if constexpr (TEAMS == 1) ring.next();
         else ring.skip(TEAMS);
     }
-    /* All threads set all that they have: what is not set on every way is kept in registers from one layer to the next. */
+    /* Every register is set on every path: otherwise the compiler keeps it alive from one layer to the next. */
     __device__ void load(const Thread& t, Ring& ring, u32 barriers, bool there) {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) low[i] = high[i] = Vector{};
@@ -378,7 +378,7 @@ template <int COLUMNS, int RUN, int TEAMS> struct Weights {
         multiply(c[0], a.word[0], a.word[1], a.word[2], a.word[3], x.first[0], x.first[1]);
         multiply(c[1], b.word[0], b.word[1], b.word[2], b.word[3], other[0], other[1]);
     }
-    /* What is held; with `more`, the next slot comes in its place, step by step. */
+    /* Multiplies the held slot; with `more`, loads the next slot in its place, step by step. */
     __device__ void multiply_by(const Inputs (&inputs)[EACH], float (&c)[2][4], bool more, const Thread& t, Ring& ring,
                                 u32 barriers) {
         if (more) {
@@ -396,7 +396,7 @@ template <int COLUMNS, int RUN, int TEAMS> struct Weights {
     }
 };
 
-/* All of the next slot, by inputs in shared memory. */
+/* Multiplies the next slot by inputs in shared memory. */
 template <int COLUMNS, int RUN>
 __device__ inline void take_slot(const Thread& t, Ring& ring, u32 barriers, const u8* x, float (&c)[2][4]) {
     Weights<COLUMNS, RUN, 1> weights;
@@ -406,31 +406,31 @@ __device__ inline void take_slot(const Thread& t, Ring& ring, u32 barriers, cons
     weights.multiply_by(inputs, c, false, t, ring, barriers);
 }
 
-/* What a warp multiplies for product P. */
+/* The operands of a warp for product P. */
 template <int P> struct Factors {
     static constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
-    /* What is left for the last slot of a run. */
+    /* Inputs of the last slot of a run. */
     static constexpr int LAST = INPUTS - (INPUTS - 1) / COLUMNS * COLUMNS;
     static constexpr int TEAMS = TEAMS_OF[P];
     typedef Weights<LAST, RUN, TEAMS> Slot;
-    /* Whether weights are taken into registers while this waits for the others. */
+    /* Whether weights are loaded into registers before the activations are complete. */
     static constexpr bool HELD = COLUMNS >= INPUTS;
     static_assert(HELD || TEAMS == 1, "teams take whole runs");
-    /* Lanes of a warp that have the same output of a run in the end. */
+    /* Lanes of a warp that share an output of a run when sums are added up. */
     static constexpr int SHARERS = 32 / RUN;
     Slot held;
     typename Slot::Inputs inputs[Slot::EACH];
 
     /* The place of a lane's first sum of a run. */
     static __device__ int place(const Thread& t) { return Slot::place_of_sum(t) * Slot::TEAM + Slot::member(t); }
-    /* The first slot, before the activations are there. */
+    /* Loads the first slot, before the activations are complete. */
     __device__ void take_ahead(const Thread& t, Ring& ring, u32 barriers, bool there = true) {
         if (HELD) held.load(t, ring, barriers, there);
     }
     __device__ void take_inputs(const Thread& t, const u8* activations) {
         if (HELD) Slot::load_inputs(t, activations, inputs);
     }
-    /* A run: its sums over this warp's inputs, into shared memory. With `more`, weights of the next come in the place of these. */
+    /* Leaves the sums of a run over this warp's inputs in shared memory. With `more`, loads the weights of the next run. */
     __device__ void multiply_run(u32 sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
         float c[2][4] = {};
         if constexpr (HELD) {
@@ -443,13 +443,13 @@ template <int P> struct Factors {
             }
             take_slot<LAST, RUN>(t, ring, barriers, x, c);
         }
-        /* The columns of a set are in one lane of four. */
+        /* One lane of four has the column that counts. */
         if (t.part == Slot::set(t)) {
             leave_sum(sums, c[0][0] + c[0][3]);
             leave_sum(sums + Slot::SECOND_SUM * (Slot::TEAM * 4), c[1][0] + c[1][3]);
         }
     }
-    /* All runs of a tile. */
+    /* Multiplies all runs of a tile. */
     __device__ void multiply_tile(u32 sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
 #pragma unroll
         for (int run = 0; run < RUNS_OF[P]; ++run) {

@@ -1,7 +1,7 @@
-//! How fast multiprocessors ask memory for weights.
+//! How fast SMs request weights.
 //!
-//! Results that blocks exchange wait behind everything that memory was asked for. So small layers, which wait most, ask for little at a
-//! time, and large ones at the pace of memory. What is best depends on the device and on the shape: it is measured when the layers are
+//! Results that blocks exchange wait behind all requested bytes. So small layers, which wait most, request little at a time, and large
+//! ones at the pace of memory. What is best depends on the device and on the shape: it is measured when the layers are
 //! first bound, with the weights they are bound to.
 
 use super::params;
@@ -12,18 +12,18 @@ use crate::{
 use dsrun_core::Error;
 use params::{Model, Pacing};
 
-/// Bytes in ten clocks that a multiprocessor may ask for: no limit, and from below what memory gives to above it. An H200's gives 184.
+/// Bytes that an SM may request in ten clocks: no limit, and from below the bandwidth of memory to above it. An H200 has 184 per SM.
 const PACES: [u32; 8] = [0, 110, 130, 150, 165, 180, 190, 205];
 /// Ring slots that may be on their way to a multiprocessor: with an odd number of slots, at least five, two fewer than there are (see
 /// [`unlimited`]); with an even number a slot is always the same team's.
 const IN_FLIGHT: [u32; 3] = [2, 1, 3];
 /// The most teams of warps.
 const TEAMS: usize = 2;
-/// For how many clocks a multiprocessor that fell behind may go faster.
+/// Clocks that an SM that fell behind may catch up.
 const CATCH_UP: u32 = 2000;
-/// Keys that the measured token attends to.
+/// Keys that the token of the measurement attends to.
 const KEYS: i32 = 256;
-/// Entries of its block table, enough for pages of 8 keys and more. None names a page, so that no key is read.
+/// Entries of its block table, enough for pages of 8 keys and more. No entry names a page, so no key is read.
 const PAGES: usize = 32;
 
 fn paced(in_flight: u32, bytes_in_ten_clocks: u32) -> Pacing {
@@ -46,7 +46,7 @@ pub(super) fn candidates() -> Vec<Pacing> {
 }
 
 kernel_struct! {
-    /// The token that is measured: alone in a sequence, whose keys and slot are skipped.
+    /// The token of the measurement: alone in its sequence, whose keys and slot are skipped.
     struct MeasuredToken {
         start: i32 = "int",
         length: i32 = "int",
@@ -57,7 +57,7 @@ kernel_struct! {
     }
 }
 
-/// The fastest pacing for these layers. `launch` makes a launch of a model; the token, its cache and its results are left alone.
+/// The fastest pacing for these layers. `launch` makes a launch of a model; the measurement does not touch the token, its cache or results.
 pub(super) fn tuned(
     context: &Context,
     device: &DeviceSpec,

@@ -1,4 +1,4 @@
-//! What the kernel for decoder layers is told.
+//! Parameters of the kernel for decoder layers.
 
 use crate::{
     driver::kernel_struct::{Pointer, declaration, header, kernel_struct},
@@ -9,7 +9,7 @@ use crate::{
 };
 
 kernel_struct! {
-    /// What differs from layer to layer. Products are query, key and value; output; both halves of the MLP.
+    /// The operands of a layer. Products are query, key and value; output; both halves of the MLP.
     pub(super) struct Layer {
         pub(super) weights: [Pointer; 4] = "const u8*",
         pub(super) biases: [Pointer; 4] = "const BIAS*",
@@ -24,7 +24,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// What a layer with a mixture of experts has beside: the weights of the router and of the other half of gated activations.
+    /// Further operands of a layer with a mixture of experts: the weights of the router and of the other half of gated activations.
     pub(super) struct ExpertLayer {
         pub(super) router: Pointer = "const u8*",
         pub(super) second: Pointer = "const u8*",
@@ -33,7 +33,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// A product as it is in all layers: the norm in front of it, the scale of the sum and the limit of the activation behind it.
+    /// The scalars of a product, the same in all layers: of the norm in front of it, of the residual sum, and of the activation.
     pub(super) struct Product {
         pub(super) eps: f32 = "float",
         pub(super) weight_offset: f32 = "float",
@@ -43,12 +43,12 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// The token in front of the layers, where this launch makes it: a row of a table, and where `position_rows` is not null, added to
-    /// one of another for its position. As embed.cu.
+    /// The embedding, if the launch begins with it: a row of a table, added to a row of `position_rows` unless that is null, as in
+    /// embed.cu.
     pub(super) struct Embedding {
         pub(super) ids: Pointer = "const int*",
         pub(super) first_row: i64 = "i64",
-        /// Null: the token is there.
+        /// Null if the launch is given the token.
         pub(super) rows: Pointer = "const X*",
         pub(super) row_count: i64 = "i64",
         pub(super) positions: Pointer = "const int*",
@@ -59,37 +59,37 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// How fast a multiprocessor asks memory for weights.
+    /// How fast each SM requests weights.
     pub(super) struct Pacing {
-        /// Ring slots on their way at once.
+        /// Maximum ring slots in flight.
         pub(super) in_flight: u32 = "u32",
-        /// Clocks for each byte, times 2^16; 0 for as fast as there is room.
+        /// Clocks for each byte, times 2^16; 0 for no limit.
         pub(super) clocks_per_byte: u32 = "u32",
-        /// For how many clocks a multiprocessor that fell behind may go faster.
+        /// Clocks that an SM that fell behind may catch up.
         pub(super) catch_up: u32 = "u32",
         pub(super) unused: u32 = "u32",
     }
 }
 
 kernel_struct! {
-    /// All layers, and the token's place in its sequence.
+    /// Parameters of all layers, and the token's place in its sequence.
     pub(super) struct Model {
         pub(super) products: [Product; 4] = "Product",
         /// Epsilon and weight offset of the norms of query and key heads.
         pub(super) head_eps: [f32; 2] = "float",
         pub(super) head_offsets: [f32; 2] = "float",
         pub(super) table: Pointer = "const Layer*",
-        /// Of layers with experts.
+        /// Not read unless layers have experts.
         pub(super) expert_table: Pointer = "const ExpertLayer*",
         pub(super) layers: i64 = "i64",
-        /// The token in front of the layers and behind them.
+        /// The token before and after the layers.
         pub(super) x: Pointer = "const X*",
         pub(super) y: Pointer = "X*",
-        /// Results that blocks exchange.
+        /// The exchange of results between blocks.
         pub(super) exchange: Pointer = "u8*",
-        /// Splits of attention that blocks exchange.
+        /// The exchange of attention splits.
         pub(super) partial: Pointer = "float*",
-        /// How many blocks are done.
+        /// The counter of finished blocks.
         pub(super) done: Pointer = "u32*",
         pub(super) query_scale: f32 = "float",
         pub(super) key_scale: f32 = "float",
@@ -109,7 +109,7 @@ kernel_struct! {
         pub(super) block_table_columns: i64 = "i64",
         pub(super) embedding: Embedding = "Embedding",
         pub(super) pacing: Pacing = "Pacing",
-        /// How experts are chosen.
+        /// The rule of the router.
         pub(super) rule: RouteRule = "RouteRule",
     }
 }
@@ -117,7 +117,7 @@ kernel_struct! {
 /// The text of `kernels/decoder/params.cuh`.
 pub(crate) fn params_header() -> String {
     header(
-        "What the kernel for decoder layers is told.",
+        "Parameters of the kernel for decoder layers.",
         &[
             declaration::<Layer>(),
             declaration::<ExpertLayer>(),
