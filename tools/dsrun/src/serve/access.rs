@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     fmt,
     hash::Hash,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     path::Path,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
@@ -23,8 +23,19 @@ const MAX_CLIENTS: usize = 65_536;
 pub(crate) enum ClientId {
     /// The holder of the API key with this index.
     Key(usize),
-    /// All requests from this address.
+    /// All requests from this address, or for IPv6 from its network of 64 bits: a client can have as many addresses of that as it
+    /// likes.
     Address(IpAddr),
+}
+
+impl ClientId {
+    /// The client at an address.
+    fn at(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+            address => address,
+        })
+    }
 }
 
 /// The API keys of a server.
@@ -83,7 +94,7 @@ impl ApiKeys {
     /// If there are keys, and the request has none of them.
     pub(crate) fn identify(&self, headers: &HeaderMap, address: IpAddr) -> Result<ClientId, ApiError> {
         if self.hashes.is_empty() {
-            return Ok(ClientId::Address(address));
+            return Ok(ClientId::at(address));
         }
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
         // Clients of Anthropic's API send the key in a header of its own.
@@ -196,6 +207,20 @@ mod tests {
     fn without_keys_clients_are_identified_by_address() {
         let keys = ApiKeys::new([]);
         assert_eq!(keys.identify(&HeaderMap::new(), HERE), Ok(ClientId::Address(HERE)));
+    }
+
+    #[rstest]
+    #[case("2001:db8:1:2::1", "2001:db8:1:2:ffff:ffff:ffff:ffff", true)]
+    #[case("2001:db8:1:2::1", "2001:db8:1:3::1", false)]
+    #[case("192.0.2.1", "192.0.2.2", false)]
+    #[case("::ffff:192.0.2.1", "192.0.2.1", true)]
+    #[case("::ffff:192.0.2.1", "::ffff:192.0.2.2", false)]
+    fn addresses_of_one_network_are_one_client(
+        #[case] one: IpAddr,
+        #[case] other: IpAddr,
+        #[case] same: bool,
+    ) {
+        assert_eq!(ClientId::at(one) == ClientId::at(other), same);
     }
 
     #[test]
