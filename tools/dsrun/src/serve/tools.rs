@@ -1,6 +1,7 @@
 //! Tool calls: the formats that models write them in, and a parser that finds them in an answer.
 
 mod json_call;
+mod marked_call;
 
 use super::api::chat::Function;
 use dsrun_models::chat::ChatTemplate;
@@ -17,7 +18,8 @@ const SEPARATORS: [char; 8] = [' ', '\n', '\r', '\t', ';', ',', '[', ']'];
 /// The format of a model's tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolFormat {
-    /// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`, several in an answer, text around them (Hermes, Qwen).
+    /// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`, several in an answer, text around them (Hermes, Qwen). GLM and
+    /// Qwen3-Coder have marks around each argument instead.
     Hermes,
     /// The whole answer is `{"name": .., "parameters": {..}}`, several with `;` between them (Llama 3).
     Json,
@@ -130,7 +132,7 @@ fn arguments_schema(function: &Function) -> Value {
 #[derive(Debug)]
 pub(crate) struct ToolParser {
     format: ToolFormat,
-    names: Vec<String>,
+    functions: Vec<Function>,
     /// Calls that are still returned; later ones are dropped.
     left: usize,
     /// Whether the arguments that come belong to a call that is dropped.
@@ -161,9 +163,17 @@ enum State {
 }
 
 impl ToolParser {
-    /// A parser of answers that may call the functions of these names, at most `limit` times.
-    pub(crate) fn new(format: ToolFormat, names: Vec<String>, limit: usize) -> Self {
-        Self { format, names, left: limit, drops: false, held: String::new(), state: State::Start, calls: 0 }
+    /// A parser of answers that may call these functions, at most `limit` times.
+    pub(crate) fn new(format: ToolFormat, functions: Vec<Function>, limit: usize) -> Self {
+        Self {
+            format,
+            functions,
+            left: limit,
+            drops: false,
+            held: String::new(),
+            state: State::Start,
+            calls: 0,
+        }
     }
 
     /// Adds the next piece of text.
@@ -199,7 +209,7 @@ impl ToolParser {
         let hermes = self.format == ToolFormat::Hermes;
         let calls = match self.state {
             State::Arguments(_) | State::Tail => Some(Vec::new()),
-            State::Head | State::Whole if hermes => parse(&held),
+            State::Head | State::Whole if hermes => self.parse(&held),
             // What closes the list.
             State::Head if self.calls > 0 && held.trim_matches(SEPARATORS).is_empty() => Some(Vec::new()),
             State::Head | State::Whole => self.all_calls(&held),
@@ -306,7 +316,7 @@ impl ToolParser {
 
     /// Whether a call of this function is one. In the format with marks any is, and the client says that there is no such tool.
     fn is_known(&self, name: &str) -> bool {
-        self.format == ToolFormat::Hermes || self.names.iter().any(|known| known == name)
+        self.format == ToolFormat::Hermes || self.functions.iter().any(|known| known.name == name)
     }
 
     /// Skips what closes a call.
@@ -338,10 +348,17 @@ impl ToolParser {
         };
         let text = &self.held[..end];
         // Anything else between the tags is text.
-        parts.extend(parse(text).unwrap_or_else(|| vec![Part::Text(format!("{OPEN}{text}{CLOSE}"))]));
+        parts.extend(self.parse(text).unwrap_or_else(|| vec![Part::Text(format!("{OPEN}{text}{CLOSE}"))]));
         self.held.drain(..end + CLOSE.len());
         self.state = State::AfterCall;
         true
+    }
+
+    /// A call that is there as a whole: as JSON, or with its arguments between marks.
+    fn parse(&self, text: &str) -> Option<Vec<Part>> {
+        let json = || as_call(serde_json::from_str(text.trim()).ok()?);
+        let (name, arguments) = json().or_else(|| marked_call::parse(text, &self.functions))?;
+        Some(vec![Part::Begins { name }, Part::Arguments(arguments)])
     }
 
     /// The calls of a text, if it consists of calls of known functions only.
@@ -356,7 +373,7 @@ impl ToolParser {
             };
             for value in values_here {
                 let (name, arguments) = as_call(value)?;
-                if !self.names.contains(&name) {
+                if !self.is_known(&name) {
                     return None;
                 }
                 calls.extend([Part::Begins { name }, Part::Arguments(arguments)]);
@@ -370,12 +387,6 @@ impl ToolParser {
 /// The number of bytes at the end of a text that may be the beginning of `tag`.
 fn overlap(text: &str, tag: &str) -> usize {
     (1..tag.len()).rev().find(|length| text.ends_with(&tag[..*length])).unwrap_or(0)
-}
-
-/// A call that is there as a whole.
-fn parse(text: &str) -> Option<Vec<Part>> {
-    let (name, arguments) = as_call(serde_json::from_str(text.trim()).ok()?)?;
-    Some(vec![Part::Begins { name }, Part::Arguments(arguments)])
 }
 
 /// The name and the arguments of a call, which may be under either name, and JSON in a string.
@@ -401,6 +412,12 @@ mod tests {
         Part::Text(text.into())
     }
 
+    fn functions() -> Vec<Function> {
+        let function =
+            |name: &str| Function { name: name.into(), description: None, parameters: None, strict: None };
+        ["f", "g"].map(function).into()
+    }
+
     /// A call, in a form that is easy to write and to compare.
     fn call(name: &str, arguments: &str) -> Part {
         Part::Begins { name: format!("{name}({arguments})") }
@@ -408,7 +425,7 @@ mod tests {
 
     /// The parts of a text that arrives in pieces of this many characters, with neighbouring texts joined.
     fn parts(format: ToolFormat, answer: &str, size: usize) -> Vec<Part> {
-        let mut parser = ToolParser::new(format, vec!["f".into(), "g".into()], usize::MAX);
+        let mut parser = ToolParser::new(format, functions(), usize::MAX);
         let characters: Vec<char> = answer.chars().collect();
         let mut parts: Vec<Part> = Vec::new();
         let pieces: Vec<Vec<Part>> =
@@ -447,6 +464,8 @@ mod tests {
     #[case("<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"</tool_call>\"}}</tool_call>", vec![call("f", r#"{"x":"</tool_call>"}"#)])]
     // A limit cuts the arguments off.
     #[case("<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1", vec![call("f", "{\"x\": 1")])]
+    #[case("<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", vec![call("f", r#"{"x":1}"#)])]
+    #[case("<tool_call>\n<function=g>\n<parameter=x>\n[1]\n</parameter>\n</function>\n</tool_call> Done.", vec![call("g", r#"{"x":[1]}"#), text(" Done.")])]
     #[case("<tool_call>nonsense</tool_call>", vec![text("<tool_call>nonsense</tool_call>")])]
     #[case("<tool_call>nonsense", vec![text("<tool_call>nonsense")])]
     #[case("a < b <tool", vec![text("a < b <tool")])]
@@ -487,7 +506,7 @@ mod tests {
             (ToolFormat::Json, "{\"name\": \"f\", \"parameters\": ", "}"),
             (ToolFormat::List, "[{\"name\": \"f\", \"arguments\": ", "}]"),
         ] {
-            let mut parser = ToolParser::new(format, vec!["f".into()], usize::MAX);
+            let mut parser = ToolParser::new(format, functions(), usize::MAX);
             assert_eq!(parser.push(before), []);
             let begins = vec![Part::Begins { name: "f".into() }, Part::Arguments("{\"x\"".into())];
             assert_eq!(parser.push("{\"x\""), begins);
@@ -501,7 +520,7 @@ mod tests {
     #[test]
     fn calls_beyond_the_limit_are_dropped_with_their_arguments() {
         let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call>";
-        let mut parser = ToolParser::new(ToolFormat::Hermes, vec!["f".into()], 1);
+        let mut parser = ToolParser::new(ToolFormat::Hermes, functions(), 1);
         let parts = parser.push(&format!("{call}{call}"));
         assert_eq!(parts, [Part::Begins { name: "f".into() }, Part::Arguments("{\"x\": 1}".into())]);
     }

@@ -143,9 +143,9 @@ impl RequestedTools {
 
     /// A parser that finds the calls in one answer.
     pub(super) fn parser(&self) -> ToolParser {
-        let names = self.all.iter().map(|Tool::Function { function }| function.name.clone()).collect();
+        let functions = self.all.iter().map(|Tool::Function { function }| function.clone()).collect();
         let limit = if self.several { usize::MAX } else { 1 };
-        ToolParser::new(self.format, names, limit)
+        ToolParser::new(self.format, functions, limit)
     }
 }
 
