@@ -17,8 +17,18 @@ pub(crate) async fn style() -> impl IntoResponse {
     file("text/css; charset=utf-8", include_str!("page/page.css"))
 }
 
-pub(crate) async fn script() -> impl IntoResponse {
-    file("text/javascript; charset=utf-8", include_str!("page/page.js"))
+/// The scripts of the page by their paths, those of others included.
+pub(crate) const SCRIPTS: [(&str, &str); 5] = [
+    ("/page.js", include_str!("page/page.js")),
+    ("/conversations.js", include_str!("page/conversations.js")),
+    ("/markdown.js", include_str!("page/markdown.js")),
+    ("/marked.js", include_str!("page/vendor/marked.js")),
+    ("/purify.js", include_str!("page/vendor/purify.js")),
+];
+
+/// A script of the page.
+pub(crate) fn script(text: &'static str) -> impl IntoResponse {
+    file("text/javascript; charset=utf-8", text)
 }
 
 fn file(kind: &'static str, text: &'static str) -> impl IntoResponse {

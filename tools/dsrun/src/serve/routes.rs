@@ -50,14 +50,16 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/detokenize", post(detokenize))
         .route("/metrics", get(metrics))
         .route_layer(from_fn_with_state(app.clone(), guard));
-    let open = Router::new()
+    let mut open = Router::new()
         .route("/health/live", get(live))
         .route("/health/ready", get(ready))
         .route("/health", get(ready))
         .route("/openapi.json", get(openapi))
         .route("/", get(page::html))
-        .route("/page.css", get(page::style))
-        .route("/page.js", get(page::script));
+        .route("/page.css", get(page::style));
+    for (path, text) in page::SCRIPTS {
+        open = open.route(path, get(move || async move { page::script(text) }));
+    }
     around(app, guarded.merge(open))
 }
 

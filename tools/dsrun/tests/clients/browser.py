@@ -1,4 +1,4 @@
-"""Uses the page of a server in a real browser: gives the key it asks for, chats, watches the figures.
+"""Uses the page of a server in a real browser: gives the key it asks for, chats, watches the figures, changes its mind.
 
 Usage: browser.py CHROMIUM URL KEY
 
@@ -43,7 +43,7 @@ class Browser:
         self.complaints = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ["Page", "Runtime", "Log"]:
+        for domain in ["Page", "Runtime", "Log", "Accessibility"]:
             self.call(f"{domain}.enable")
 
     def call(self, method, **parameters):
@@ -101,7 +101,11 @@ def main(program, url, key):
 def use(browser, url, key):
     browser.call("Page.navigate", url=url)
     browser.until("document.getElementById('key-dialog')?.open")
-    # That a key is missing is an error in the browser's log, and the only one there may be.
+    # That a key is missing or wrong is an error in the browser's log, and the only one there may be.
+    assert browser.value("document.getElementById('key-wrong').hidden")
+    browser.value("document.getElementById('key').focus()")
+    browser.type("wrong")
+    browser.until("document.getElementById('key-dialog').open && !document.getElementById('key-wrong').hidden")
     browser.value("document.getElementById('key').focus()")
     browser.type(key)
     browser.until("document.getElementById('model').textContent == 'tiny'")
@@ -112,14 +116,14 @@ def use(browser, url, key):
     for _ in range(2):
         begin(browser)
         browser.until("document.body.dataset.answers == '1'")
-        answers.append(browser.value("document.querySelector('.assistant').textContent"))
+        answers.append(browser.value("document.querySelector('.assistant .content').textContent"))
     # A model that makes up its words may also say nothing, but hardly twice.
     assert any(answers), answers
     assert browser.value("document.querySelectorAll('.error').length") == 0
 
     # An answer can be stopped, and what came of it stays.
     begin(browser)
-    browser.until("document.body.dataset.answers == '1' || document.querySelector('.assistant')?.textContent")
+    browser.until("document.body.dataset.answers == '1' || document.querySelector('.assistant .content')?.textContent")
     browser.value("document.getElementById('send').click()")
     browser.until("document.body.dataset.answers == '1'")
 
@@ -129,7 +133,167 @@ def use(browser, url, key):
     browser.value("document.getElementById('clear').click()")
     assert browser.value("document.getElementById('messages').childElementCount") == 0
     assert len(browser.complaints) == refused, browser.complaints[refused:]
+
+    keeps_answers_apart(browser)
+    # Answers of a model that makes up its words have no end of their own.
+    browser.value("localStorage.setItem('dsrun.settings', JSON.stringify({ max_tokens: 40 }))")
+    recovers_from_errors(browser)
+    leaves_readers_where_they_are(browser)
+    changes_answers(browser)
+    renders_markdown(browser)
+    fits_a_phone(browser)
+    says_what_is_what(browser)
+    keeps_conversations(browser, url)
+    unexpected = [entry for entry in browser.complaints[refused:] if "400" not in entry.get("text", "")]
+    assert not unexpected, unexpected
     print("the page works")
+
+
+def watch_requests(browser):
+    """Has the page note the bodies of its requests, and answer slowly."""
+    browser.value("""
+        globalThis.bodies = [];
+        globalThis.plainFetch ??= fetch;
+        globalThis.fetch = (path, options) => {
+            if (options?.body) bodies.push(JSON.parse(options.body));
+            return plainFetch(path, options);
+        };
+    """)
+
+
+def keeps_answers_apart(browser):
+    """A new conversation while an answer streams has nothing of the old one."""
+    watch_requests(browser)
+    begin(browser)
+    browser.until("bodies.length == 1")
+    begin(browser)
+    browser.until("document.body.dataset.answers == '1'")
+    assert browser.value("bodies.length") == 2
+    assert browser.value("bodies[1].messages.length") == 1, browser.value("JSON.stringify(bodies[1])")
+    assert browser.value("document.querySelectorAll('.message').length") == 2
+    # The old one is in the list, with what came of its answer.
+    assert browser.value("document.querySelectorAll('#conversations .title').length") >= 2
+
+
+def recovers_from_errors(browser):
+    """After a message that is too long, others are answered, and it is not lost."""
+    watch_requests(browser)
+    browser.value("document.getElementById('clear').click()")
+    browser.value("document.getElementById('text').focus()")
+    browser.type("too long " * 2000)
+    browser.until("document.querySelector('.error') !== null")
+    assert browser.value("document.getElementById('text').value.startsWith('too long')")
+    browser.value("document.getElementById('text').value = ''")
+    browser.value("document.getElementById('text').focus()")
+    browser.type("Hello")
+    browser.until("document.body.dataset.answers == '1'")
+    assert browser.value("bodies.at(-1).messages.length") == 1
+    assert browser.value("document.querySelectorAll('.error').length") == 0
+
+
+def leaves_readers_where_they_are(browser):
+    """Who has scrolled up stays there while an answer comes in."""
+    browser.call("Emulation.setDeviceMetricsOverride", width=400, height=260, deviceScaleFactor=1, mobile=False)
+    browser.value("document.getElementById('clear').click()")
+    for count in range(1, 4):
+        browser.value("document.getElementById('text').focus()")
+        browser.type("Hello")
+        browser.until(f"document.body.dataset.answers == '{count}'")
+    messages = "document.getElementById('messages')"
+    assert browser.value(f"{messages}.scrollHeight > {messages}.clientHeight + 100")
+    browser.value("document.getElementById('text').focus()")
+    browser.type("Hello")
+    browser.value(f"{messages}.scrollTop = 0")
+    browser.until("document.body.dataset.answers == '4'")
+    assert browser.value(f"{messages}.scrollTop") == 0
+    browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+def changes_answers(browser):
+    """An answer can be had anew, a message edited, and an answer says how fast it was."""
+    watch_requests(browser)
+    begin(browser)
+    browser.until("document.body.dataset.answers == '1'")
+    press = "[...document.querySelectorAll('.below button')].find(button => button.textContent == '%s').click()"
+    browser.value("delete document.body.dataset.answers")
+    browser.value(press % "Regenerate")
+    browser.until("document.body.dataset.answers == '1'")
+    assert browser.value("bodies.length") == 2
+    assert browser.value("JSON.stringify(bodies[0].messages) == JSON.stringify(bodies[1].messages)")
+    browser.value(press % "Edit")
+    assert browser.value("document.getElementById('text').value") == "Hello"
+    assert browser.value("document.getElementById('messages').childElementCount") == 0
+    browser.value("document.getElementById('settings').click()")
+    browser.value("document.getElementById('system').value = 'Be brief.'; document.getElementById('max_tokens').value = 3")
+    browser.value("document.querySelector('#settings-dialog button').click()")
+    browser.until("localStorage.getItem('dsrun.settings').includes('Be brief.')")
+    browser.value("document.getElementById('text').focus()")
+    browser.type(" again")
+    browser.until("document.body.dataset.answers == '1'")
+    asked = browser.value("JSON.stringify(bodies[2].messages)")
+    assert asked == '[{"role":"system","content":"Be brief."},{"role":"user","content":"Hello again"}]', asked
+    assert browser.value("bodies[2].max_tokens") == 3
+    browser.value("localStorage.removeItem('dsrun.settings')")
+
+
+def renders_markdown(browser):
+    """Markdown becomes nodes, code can be copied, and nothing of it runs or loads."""
+    browser.value("""
+        import("/markdown.js").then(({ render }) => {
+            const text = "# A\\n\\n- **b** <img src=x onerror=alert(1)><script>alert(1)</" + "script>" +
+                "[c](javascript:alert(1)) [d](https://example.org)\\n\\n```py\\nprint(1 < 2)\\n```\\n\\n|e|f|\\n|-|-|\\n|1|2|";
+            const place = document.createElement("div");
+            place.append(render(text));
+            globalThis.rendered = place;
+        });
+    """)
+    browser.until("globalThis.rendered !== undefined")
+    for selector in ["h1", "li strong", "pre code", "pre button.copy", "table td", "a[href='https://example.org']"]:
+        assert browser.value(f'rendered.querySelector("{selector}") !== null'), selector
+    for selector in ["img", "script", "[onerror]", "a[href^=javascript]"]:
+        assert browser.value(f'rendered.querySelector("{selector}") === null'), selector
+    assert browser.value("rendered.querySelector('pre code').textContent") == "print(1 < 2)\n"
+
+
+def fits_a_phone(browser):
+    """On a phone the header has one row, nothing is cut off at the side, and the list opens over the page."""
+    browser.call("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=2, mobile=True)
+    assert browser.value("document.querySelector('header').offsetHeight") < 60
+    assert browser.value("document.documentElement.scrollWidth") <= 360
+    assert browser.value("getComputedStyle(document.getElementById('conversations')).display") == "none"
+    browser.value("document.getElementById('menu').click()")
+    assert browser.value("getComputedStyle(document.getElementById('conversations')).display") == "block"
+    browser.value("document.getElementById('menu').click()")
+    browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+def says_what_is_what(browser):
+    """The accessibility tree has names and roles."""
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    named = {(node.get("role", {}).get("value"), node.get("name", {}).get("value")) for node in nodes}
+    for expected in [
+        ("log", "Conversation"),
+        ("navigation", "Conversations"),
+        ("textbox", "Your message"),
+        ("button", "New conversation"),
+        ("button", "Settings"),
+        ("article", "You"),
+        ("article", "Assistant"),
+    ]:
+        assert expected in named, (expected, sorted(map(str, named)))
+
+
+def keeps_conversations(browser, url):
+    """A conversation is there after the page was loaded anew, and can be deleted."""
+    text = browser.value("document.getElementById('messages').textContent")
+    assert text
+    count = browser.value("document.querySelectorAll('#conversations .title').length")
+    browser.call("Page.navigate", url=url)
+    browser.until("document.getElementById('model')?.textContent == 'tiny'")
+    assert browser.value("document.getElementById('messages').textContent") == text
+    assert browser.value("document.querySelectorAll('#conversations .title').length") == count
+    browser.value("document.querySelector('[aria-current] [aria-label^=Delete]').click()")
+    assert browser.value("document.querySelectorAll('#conversations .title').length") == count - 1
 
 
 def begin(browser):

@@ -1,24 +1,38 @@
-// The page of the server: a conversation, and figures from /metrics once a second.
+// The page of the server: conversations, which are kept in the browser, and figures from /metrics once a second.
+
+import { copyText, render } from "./markdown.js";
+import { Conversations } from "./conversations.js";
 
 const element = (id) => document.getElementById(id);
-const conversation = [];
-let model;
-let running = null; // what breaks off the answer that is coming in
+const make = (tag, properties = {}, ...children) => {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+};
 
-// Asks the server, with the key if there is one. Asks for a key, once, where it is wanted.
+const conversations = new Conversations();
+let shown = conversations.latest() ?? conversations.create();
+let model;
+let running = null; // the answer that is coming in: its conversation, and what breaks it off
+
+// Asks the server, with the key if there is one. Asks for a key where it is wanted, until it is right.
 async function ask(path, options = {}) {
-  const key = sessionStorage.getItem("key");
-  const headers = { ...options.headers, ...(key && { authorization: `Bearer ${key}` }) };
-  const response = await fetch(path, { ...options, headers });
-  if (response.status !== 401) return response;
-  await askForKey();
-  return ask(path, options);
+  for (;;) {
+    const key = sessionStorage.getItem("key");
+    const headers = { ...options.headers, ...(key && { authorization: `Bearer ${key}` }) };
+    const response = await fetch(path, { ...options, headers });
+    if (response.status !== 401) return response;
+    // Another request may have asked for a key while this one was on its way.
+    if (sessionStorage.getItem("key") === key) await askForKey(key !== null);
+  }
 }
 
 let keyAsked = null;
-function askForKey() {
+function askForKey(wrong) {
   const dialog = element("key-dialog");
   keyAsked ??= new Promise((resolve) => {
+    element("key-wrong").hidden = !wrong;
+    element("key").value = "";
     dialog.addEventListener("close", () => {
       sessionStorage.setItem("key", element("key").value);
       keyAsked = null;
@@ -29,14 +43,87 @@ function askForKey() {
   return keyAsked;
 }
 
-function show(role, text) {
-  const message = document.createElement("div");
-  message.className = `message ${role}`;
-  message.textContent = text;
-  element("messages").append(message);
-  message.scrollIntoView({ block: "end" });
-  return message;
+// Keeps the end in view, unless the reader has scrolled up.
+function followed(change) {
+  const messages = element("messages");
+  const atEnd = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 40;
+  change();
+  if (atEnd) messages.scrollTop = messages.scrollHeight;
 }
+
+const action = (text, run) => {
+  const button = make("button", { type: "button", textContent: text });
+  button.addEventListener("click", run);
+  return button;
+};
+
+// A message as nodes of the page.
+function asNodes(message, index) {
+  const mine = message.role === "user";
+  const node = make("article", { className: `message ${message.role}` });
+  node.setAttribute("aria-label", mine ? "You" : "Assistant");
+  if (message.reasoning) {
+    const reasoning = make("details", { className: "reasoning" }, make("summary", { textContent: "Reasoning" }));
+    reasoning.append(make("div", { textContent: message.reasoning }));
+    node.append(reasoning);
+  }
+  const content = make("div", { className: "content" });
+  content.append(mine ? message.content : render(message.content));
+  node.append(content);
+  if (message.open) return node;
+  const below = make("div", { className: "below" });
+  if (message.figures) below.append(make("span", { className: "figures", textContent: message.figures }));
+  below.append(action("Copy", () => copyText(message.content)));
+  if (mine) below.append(action("Edit", () => edit(index)));
+  else if (index === shown.messages.length - 1) below.append(action("Regenerate", () => regenerate()));
+  node.append(below);
+  return node;
+}
+
+function showAll() {
+  const nodes = shown.messages.map(asNodes);
+  if (shown.error) nodes.push(errorNode(shown.error));
+  element("messages").replaceChildren(...nodes);
+  element("messages").scrollTop = element("messages").scrollHeight;
+  document.body.dataset.answers = String(answers());
+  showList();
+  showState();
+}
+
+const answers = () => shown.messages.filter((message) => message.role === "assistant" && !message.open).length;
+
+function errorNode(text) {
+  const node = make("div", { className: "message error", textContent: text });
+  node.setAttribute("role", "alert");
+  return node;
+}
+
+function showList() {
+  const rows = conversations.all().map((conversation) => {
+    const open = make("button", { type: "button", className: "title", textContent: conversation.title || "New conversation" });
+    open.addEventListener("click", () => {
+      shown = conversation;
+      element("conversations").classList.remove("open");
+      showAll();
+    });
+    const forget = make("button", { type: "button", textContent: "×", title: "Delete" });
+    forget.setAttribute("aria-label", `Delete ${open.textContent}`);
+    forget.addEventListener("click", () => {
+      if (running?.conversation === conversation) running.abort.abort();
+      conversations.remove(conversation);
+      if (shown === conversation) shown = conversations.latest() ?? conversations.create();
+      showAll();
+    });
+    const row = make("div", {}, open, forget);
+    if (conversation === shown) row.setAttribute("aria-current", "true");
+    return row;
+  });
+  element("conversations").replaceChildren(...rows);
+}
+
+const showState = () => {
+  element("send").textContent = running?.conversation === shown ? "Stop" : "Send";
+};
 
 // The data of server-sent events, as they come.
 async function* events(response) {
@@ -53,47 +140,136 @@ async function* events(response) {
   }
 }
 
-async function answer() {
-  const message = show("assistant", "");
-  running = new AbortController();
-  element("send").textContent = "Stop";
-  let text = "";
+function requestBody(conversation) {
+  const settings = conversations.settings();
+  const messages = conversation.messages.filter((message) => !message.open);
+  const said = messages.map(({ role, content }) => ({ role, content }));
+  if (settings.system) said.unshift({ role: "system", content: settings.system });
+  const body = { model, messages: said, stream: true, stream_options: { include_usage: true } };
+  for (const name of ["temperature", "top_p", "max_tokens"]) {
+    if (settings[name] !== undefined) body[name] = settings[name];
+  }
+  return body;
+}
+
+// Answers the last message of a conversation. The answer belongs to that conversation, whichever is shown meanwhile.
+async function answer(conversation) {
+  const abort = new AbortController();
+  const body = JSON.stringify(requestBody(conversation));
+  const message = { role: "assistant", content: "", reasoning: "", open: true };
+  conversation.messages.push(message);
+  conversation.error = null;
+  running = { conversation, abort };
+  showAll();
+  let drawn = false;
+  const draw = () => {
+    if (drawn || conversation !== shown) return;
+    drawn = true;
+    requestAnimationFrame(() => {
+      drawn = false;
+      const place = element("messages").lastElementChild;
+      if (conversation !== shown || !message.open || !place) return;
+      followed(() => place.replaceWith(asNodes(message)));
+    });
+  };
+  let first = null;
+  let tokens = 0;
+  let failed = null;
   try {
     const response = await ask("v1/chat/completions", {
       method: "POST",
       headers: { "content-type": "application/json" },
-      body: JSON.stringify({ model, messages: conversation, stream: true }),
-      signal: running.signal,
+      body,
+      signal: abort.signal,
     });
     if (!response.ok) throw new Error((await response.json()).error.message);
     for await (const data of events(response)) {
       if (data === "[DONE]") break;
       const event = JSON.parse(data);
       if (event.error) throw new Error(event.error.message);
-      text += event.choices[0]?.delta.content ?? "";
-      message.textContent = text;
-      message.scrollIntoView({ block: "end" });
+      const delta = event.choices[0]?.delta;
+      if (delta?.content || delta?.reasoning_content) first ??= performance.now();
+      message.content += delta?.content ?? "";
+      message.reasoning += delta?.reasoning_content ?? "";
+      tokens = event.usage?.completion_tokens ?? tokens;
+      draw();
     }
   } catch (error) {
-    if (error.name !== "AbortError") show("error", error.message);
+    if (error.name !== "AbortError") failed = error.message;
   }
-  conversation.push({ role: "assistant", content: text });
-  running = null;
-  element("send").textContent = "Send";
-  document.body.dataset.answers = String(conversation.length / 2);
+  delete message.open;
+  if (tokens > 1 && first !== null) {
+    const rate = (tokens - 1) / ((performance.now() - first) / 1000);
+    message.figures = `${tokens} tokens, ${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`;
+  }
+  if (failed !== null) {
+    conversation.error = failed;
+    if (!message.content) {
+      // What the server refused is not sent again with every later message: it goes back to where it was written.
+      conversation.messages.pop();
+      const refused = conversation.messages.pop();
+      if (conversation === shown && !element("text").value) element("text").value = refused?.content ?? "";
+      grow();
+    }
+  }
+  if (running?.abort === abort) running = null;
+  conversations.keep(conversation);
+  if (conversation === shown) followed(showEnd);
+  else showList();
+}
+
+// Shows the conversation as it is after an answer, without moving what the reader looks at.
+function showEnd() {
+  const messages = element("messages");
+  const top = messages.scrollTop;
+  showAll();
+  messages.scrollTop = top;
+}
+
+function say(text) {
+  // One answer at a time, and the one that is coming in is kept as far as it has come.
+  running?.abort.abort();
+  shown.title ||= text.slice(0, 60);
+  shown.messages.push({ role: "user", content: text });
+  conversations.keep(shown);
+  answer(shown);
+}
+
+function regenerate() {
+  if (running) return;
+  shown.messages.pop();
+  answer(shown);
+}
+
+// Takes a message back, with all that came after it, to write it anew.
+function edit(index) {
+  if (running?.conversation === shown) running.abort.abort();
+  element("text").value = shown.messages[index].content;
+  shown.messages.length = index;
+  shown.error = null;
+  conversations.keep(shown);
+  showAll();
+  grow();
+  element("text").focus();
 }
 
 element("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (running) return running.abort();
+  if (running?.conversation === shown) return running.abort.abort();
   const text = element("text").value.trim();
   if (!text) return;
   element("text").value = "";
-  conversation.push({ role: "user", content: text });
-  show("user", text);
-  answer();
+  grow();
+  say(text);
 });
 
+// The field is as high as its text, up to what the style allows.
+function grow() {
+  const text = element("text");
+  text.style.height = "auto";
+  text.style.height = `${text.scrollHeight + 2}px`;
+}
+element("text").addEventListener("input", grow);
 element("text").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
@@ -102,9 +278,29 @@ element("text").addEventListener("keydown", (event) => {
 });
 
 element("clear").addEventListener("click", () => {
-  running?.abort();
-  conversation.length = 0;
-  element("messages").replaceChildren();
+  running?.abort.abort();
+  shown = conversations.create();
+  showAll();
+  element("text").focus();
+});
+
+element("menu").addEventListener("click", () => {
+  const open = element("conversations").classList.toggle("open");
+  element("menu").setAttribute("aria-expanded", String(open));
+});
+
+element("settings").addEventListener("click", () => {
+  const settings = conversations.settings();
+  for (const name of ["system", "temperature", "top_p", "max_tokens"]) element(name).value = settings[name] ?? "";
+  element("settings-dialog").showModal();
+});
+element("settings-dialog").addEventListener("close", () => {
+  const settings = { system: element("system").value.trim() || undefined };
+  for (const name of ["temperature", "top_p", "max_tokens"]) {
+    const value = element(name).valueAsNumber;
+    if (Number.isFinite(value)) settings[name] = value;
+  }
+  conversations.keepSettings(settings);
 });
 
 let before = null;
@@ -133,4 +329,5 @@ async function start() {
   }
   setTimeout(start, 1000);
 }
+showAll();
 start();

@@ -1,0 +1,47 @@
+// Turns the Markdown of a model into nodes of the page. A model's text is not trusted: no scripts, no styles, nothing that loads.
+
+import { marked } from "./marked.js";
+
+const ALLOWED = {
+  FORBID_TAGS: ["img", "style", "form", "input", "button", "svg", "math", "video", "audio", "iframe"],
+  FORBID_ATTR: ["style", "class", "id", "name"],
+  RETURN_DOM_FRAGMENT: true,
+};
+
+// HTML in an answer is about HTML more often than it is meant as such: it is shown as it is written.
+const escape = (text) => text.replace(/[&<>"]/g, (character) => `&#${character.charCodeAt(0)};`);
+const renderer = { html: ({ text }) => escape(text) };
+marked.use({ gfm: true, breaks: true, renderer });
+
+export function render(text) {
+  const fragment = DOMPurify.sanitize(marked.parse(text), ALLOWED);
+  for (const link of fragment.querySelectorAll("a")) {
+    link.target = "_blank";
+    link.rel = "noopener noreferrer";
+  }
+  for (const block of fragment.querySelectorAll("pre")) {
+    const code = block.textContent;
+    const copy = document.createElement("button");
+    copy.type = "button";
+    copy.className = "copy";
+    copy.textContent = "Copy";
+    copy.addEventListener("click", async () => {
+      await copyText(code);
+      copy.textContent = "Copied";
+      setTimeout(() => { copy.textContent = "Copy"; }, 1500);
+    });
+    block.append(copy);
+  }
+  return fragment;
+}
+
+// Copies a text, also on pages without TLS, where browsers have no clipboard.
+export async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
