@@ -1,5 +1,7 @@
 //! Structured output: JSON, a schema, a regular expression or a grammar, enforced token by token by llguidance.
 
+pub(super) mod references;
+
 use super::{
     api::{ResponseFormat, Syntax},
     app::Loaded,
@@ -43,6 +45,7 @@ impl Grammar {
     /// # Errors
     /// If the format cannot be enforced.
     pub(crate) fn of(format: &ResponseFormat, loaded: &Loaded) -> Result<Option<Self>, ApiError> {
+        check_references(format)?;
         let json = |schema: &Value| TopLevelGrammar::from_json_schema(with_whitespace(schema));
         let grammar = match format {
             ResponseFormat::Text => return Ok(None),
@@ -101,11 +104,19 @@ fn with_whitespace(schema: &Value) -> Value {
     schema
 }
 
+/// Checks the references of a format's schema, if it has one.
+fn check_references(format: &ResponseFormat) -> Result<(), ApiError> {
+    let ResponseFormat::JsonSchema { json_schema } = format else { return Ok(()) };
+    let checked = json_schema.schema.as_ref().map_or(Ok(()), references::check);
+    checked.map_err(|message| ApiError::field("response_format", message))
+}
+
 /// The right-hand side of a rule in Lark for a response format; `None` for plain text.
 ///
 /// # Errors
-/// If the format is a grammar, which has rules of its own.
+/// If the format is a grammar, which has rules of its own, or a reference of its schema leads back to itself.
 pub(super) fn rule(format: &ResponseFormat) -> Result<Option<String>, ApiError> {
+    check_references(format)?;
     let json = |schema: &Value| Ok(Some(format!("%json {}", with_whitespace(schema))));
     match format {
         ResponseFormat::Text => Ok(None),
@@ -159,9 +170,20 @@ impl fmt::Debug for GrammarConstraint {
     }
 }
 
+/// The reason why an answer cannot go on, in words that its client can use.
+fn failed(message: &str) -> ConstraintError {
+    let message = message.trim_end().trim_end_matches("<non-verbose/>").trim_end();
+    ConstraintError(match message {
+        "NoExtension" | "NoExtensionBias" => {
+            "no text can follow it: the schema or the grammar contradicts itself, or asks for text that the model has no tokens for".to_owned()
+        }
+        message => message.to_owned(),
+    })
+}
+
 impl Constraint for GrammarConstraint {
     fn allow(&mut self, tokens: &mut [u32]) -> Result<(), ConstraintError> {
-        let mask = self.matcher.compute_mask_or_eos().map_err(|error| ConstraintError(error.to_string()))?;
+        let mask = self.matcher.compute_mask_or_eos().map_err(|error| failed(&error.to_string()))?;
         for (word, allowed) in tokens.iter_mut().zip(mask.as_slice()) {
             *word = *allowed;
         }
@@ -173,6 +195,6 @@ impl Constraint for GrammarConstraint {
         if self.matcher.is_stopped() {
             return Ok(());
         }
-        self.matcher.consume_token(token).map_err(|error| ConstraintError(error.to_string()))
+        self.matcher.consume_token(token).map_err(|error| failed(&error.to_string()))
     }
 }

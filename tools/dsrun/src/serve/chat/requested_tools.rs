@@ -7,7 +7,7 @@ use crate::serve::{
     },
     app::Loaded,
     error::ApiError,
-    grammar::{self, Grammar},
+    grammar::{self, Grammar, references},
     tools::{Otherwise, ToolFormat, ToolParser},
 };
 
@@ -135,6 +135,10 @@ impl RequestedTools {
             function
         };
         let functions: Vec<Function> = indices.into_iter().map(function).collect();
+        for function in &functions {
+            let checked = function.parameters.as_ref().map_or(Ok(()), references::check);
+            checked.map_err(|message| ApiError::field("tools", format!("{}: {message}", function.name)))?;
+        }
         let functions: Vec<&Function> = functions.iter().collect();
         // A tool that is named is called once.
         let several = self.several && (self.required.is_none() || functions.len() > 1);

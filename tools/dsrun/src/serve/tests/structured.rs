@@ -13,6 +13,25 @@ fn drawn(seed: u64, format: &Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reference_that_leads_back_to_itself_is_named() {
+    let server = start().await;
+    let schema =
+        json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
+    let (field, message) = server.refused(CHAT, &with(question("x", 1), drawn(0, &format))).await;
+    assert_eq!(field, "response_format");
+    assert!(
+        message.contains("leads back to itself") && message.contains("#/$defs/a -> #/$defs/b"),
+        "{message}"
+    );
+    let tools =
+        json!([{"type": "function", "function": {"name": "f", "parameters": schema, "strict": true}}]);
+    let (field, message) = server.refused(CHAT, &with(question("x", 1), json!({"tools": tools}))).await;
+    assert_eq!(field, "tools");
+    assert!(message.contains("f: the reference leads back"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn answers_follow_a_schema_whole_and_streamed() {
     let server = start().await;
     let schema = json!({
