@@ -80,8 +80,8 @@ impl Declare<'_> {
     /// The matrices of all heads, one after the other.
     ///
     /// A file has the matrices of keys as `[heads, outputs, inputs]`, and those of values likewise; or one matrix, in which rows of
-    /// keys and values follow each other head by head. Then those of keys have to be transposed, which formats of blocks
-    /// do not permit: such elements become f32.
+    /// keys and values follow each other head by head. Then those of keys have to be transposed, which makes f32 of
+    /// quantised elements.
     fn matrices_of_heads(&mut self, place: &Place, part: Part) -> Result<WeightExpr> {
         let ([rows, columns], heads) = (part.shape(self.config), self.config.heads);
         if matches!(self.naming, Naming::Plain) {
@@ -94,15 +94,10 @@ impl Declare<'_> {
         let latent = self.config.latent.ok_or_else(|| Error::internal("there is no latent"))?;
         let of_head = latent.plain + latent.value;
         let joint = self.tensor(place.weight(), &[heads * of_head, latent.rank])?;
-        let is_dense = matches!(self.infer(&joint)?.format, WeightFormat::Dense(_));
         let matrix = |head: usize| {
             let own = |first, count| slice(joint.clone(), 0, head * of_head + first, count, heads * of_head);
             match part {
-                Part::KeyUp if is_dense => transpose(own(0, latent.plain)),
-                Part::KeyUp => {
-                    let of = Box::new(own(0, latent.plain));
-                    transpose(WeightExpr::Cast { of, dtype: DType::F32 })
-                }
+                Part::KeyUp => transpose(own(0, latent.plain)),
                 _ => own(latent.plain, latent.value),
             }
         };

@@ -9,6 +9,8 @@ mod fixtures;
 mod gguf;
 #[path = "architectures/gguf_parts.rs"]
 mod gguf_parts;
+#[path = "architectures/latents.rs"]
+mod latents;
 #[path = "architectures/presets.rs"]
 mod presets;
 #[path = "architectures/programs.rs"]
