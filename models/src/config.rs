@@ -13,12 +13,13 @@ pub(crate) mod fields;
 pub(crate) mod gguf;
 pub(crate) mod hugging_face;
 pub(crate) mod latent;
+pub(crate) mod latent_fields;
 pub(crate) mod mixture;
 pub(crate) mod mixture_fields;
 mod quantisation;
 pub(crate) mod rope;
 
-use dsrun_core::op::Nonlinearity;
+use dsrun_core::op::{Nonlinearity, RopePairing};
 use latent::LatentNames;
 use mixture::MixtureNames;
 use rope::RopesByKind;
@@ -236,12 +237,26 @@ impl DecoderConfig {
             }
         }
         if let Some(latent) = &self.latent {
-            latent.validate(&names.latent, self)?;
+            latent.validate(&names.latent, self.head_dim)?;
+            self.validate_latent_layers(latent)?;
         }
         if let Some(mixture) = &self.mixture {
             mixture.validate(&names.mixture, self.layers)?;
         }
         self.ropes().into_iter().try_for_each(|rope| rope.validate(names.head_dim, self.head_dim))
+    }
+
+    /// Checks that every layer has the form of attention that latents have.
+    fn validate_latent_layers(&self, latent: &Latent) -> Result<()> {
+        let whole = |layer: &LayerAttention| {
+            layer.window.is_none()
+                && layer.rope.as_ref().is_some_and(|rope| rope.dimensions == latent.rotated)
+        };
+        if self.kv_heads == 1 && !self.sinks && self.attention.iter().all(whole) {
+            return Ok(());
+        }
+        let expected = "one cached head without windows and sinks, with the rotated part rotated as a whole";
+        Err(ConfigError::value("latent attention", "something else", expected))
     }
 
     /// Returns the distinct rotary embeddings of the model, in the order of the layers.
@@ -274,6 +289,16 @@ impl DecoderConfig {
         for layer in &mut self.attention {
             layer.rope = Some(if layer.window.is_some() { sliding.clone() } else { full.clone() });
         }
+    }
+
+    /// Gives every layer latent attention with this rotary embedding, which rotates neighbours, and multiplies scores by
+    /// `factor`.
+    pub(crate) fn attend_to_latents(&mut self, latent: Latent, rope: Rope, factor: f64) {
+        self.latent = Some(latent);
+        self.kv_heads = 1;
+        self.head_dim = latent.plain + latent.rotated;
+        self.rotate_all(Rope { pairing: RopePairing::Neighbours, ..rope });
+        self.scale_scores(self.head_dim as f64 / (factor * factor));
     }
 
     /// Divides the attention scores of all layers by the square root of `divisor`.

@@ -1,7 +1,9 @@
 //! Latent attention: the sizes of what is cached in place of keys and values.
 
-use super::{ConfigError, DecoderConfig, Result, Rope, fields::Fields, gguf::Keys, limits};
-use dsrun_core::op::RopePairing;
+use super::error::ConfigError;
+
+/// The most features of a part of a head, or between the two projections of queries, that are accepted.
+const MOST: usize = 1 << 20;
 
 /// The sizes of multi-head latent attention.
 ///
@@ -29,18 +31,18 @@ impl Latent {
         self.rank + self.rotated
     }
 
-    /// Checks the sizes, for a model of this configuration.
-    pub(super) fn validate(&self, names: &LatentNames, config: &DecoderConfig) -> Result<()> {
+    /// Checks everything that building a program relies on, for heads of this size.
+    pub(super) fn validate(&self, names: &LatentNames, head_dim: usize) -> Result<(), ConfigError> {
         let sizes = [
-            (names.query_rank, self.query_rank.unwrap_or(1), limits::HIDDEN),
-            (names.rank, self.rank, limits::HEAD_DIM),
-            (names.plain, self.plain, limits::HEAD_DIM),
-            (names.rotated, self.rotated, limits::HEAD_DIM),
-            (names.value, self.value, limits::HEAD_DIM),
+            (names.query_rank, self.query_rank.unwrap_or(1)),
+            (names.rank, self.rank),
+            (names.plain, self.plain),
+            (names.rotated, self.rotated),
+            (names.value, self.value),
         ];
-        for (field, size, most) in sizes {
-            if size == 0 || size > most {
-                return Err(ConfigError::value(field, size, format!("a whole number from 1 to {most}")));
+        for (field, size) in sizes {
+            if size == 0 || size > MOST {
+                return Err(ConfigError::value(field, size, format!("a whole number from 1 to {MOST}")));
             }
         }
         for (field, size) in [(names.plain, self.plain), (names.rotated, self.rotated)] {
@@ -48,26 +50,14 @@ impl Latent {
                 return Err(ConfigError::value(field, size, "even: elements are rotated in pairs"));
             }
         }
-        if config.head_dim != self.plain + self.rotated {
+        if head_dim != self.plain + self.rotated {
             let expected = format!("{} ({} and {})", self.plain + self.rotated, names.plain, names.rotated);
-            return Err(ConfigError::value("the head size", config.head_dim, expected));
-        }
-        if config.kv_heads != 1 {
-            return Err(ConfigError::value("the number of cached heads", config.kv_heads, "1"));
+            return Err(ConfigError::value("the head size", head_dim, expected));
         }
         if !self.eps.is_finite() || self.eps <= 0.0 {
             return Err(ConfigError::value("the eps of the norms of latents", self.eps, "a number above 0"));
         }
-        let whole = |layer: &super::LayerAttention| {
-            layer.window.is_none() && layer.rope.as_ref().is_some_and(|rope| rope.dimensions == self.rotated)
-        };
-        match config.attention.iter().all(whole) && !config.sinks {
-            true => Ok(()),
-            false => {
-                let expected = "without windows and sinks, with the rotated part rotated as a whole";
-                Err(ConfigError::value("latent attention", "something else", expected))
-            }
-        }
+        Ok(())
     }
 }
 
@@ -107,60 +97,4 @@ impl LatentNames {
         rotated: "rope.dimension_count",
         value: "attention.value_length_mla",
     };
-}
-
-impl DecoderConfig {
-    /// Gives every layer latent attention with this rotary embedding, which rotates neighbours, and multiplies scores by
-    /// `factor`.
-    pub(crate) fn attend_to_latents(&mut self, latent: Latent, rope: Rope, factor: f64) {
-        self.latent = Some(latent);
-        self.kv_heads = 1;
-        self.head_dim = latent.plain + latent.rotated;
-        self.rotate_all(Rope { pairing: RopePairing::Neighbours, ..rope });
-        self.scale_scores(self.head_dim as f64 / (factor * factor));
-    }
-}
-
-/// The eps of the norms of latents, which no field holds.
-const EPS: f32 = 1e-6;
-
-/// Reads the sizes of latent attention from `config.json`, with the defaults of DeepSeek.
-pub(crate) fn read(fields: &Fields<'_>) -> Result<Latent> {
-    let names = LatentNames::HUGGING_FACE;
-    let size = |field: &str, most: usize, default: usize| Ok(fields.size(field, 1, most)?.unwrap_or(default));
-    let query_rank = fields.size(names.query_rank, 1, limits::HIDDEN)?;
-    Ok(Latent {
-        query_rank: query_rank.or((!fields.is_null(names.query_rank)).then_some(1536)),
-        rank: size(names.rank, limits::HEAD_DIM, 512)?,
-        plain: size(names.plain, limits::HEAD_DIM, 128)?,
-        rotated: size(names.rotated, limits::HEAD_DIM, 64)?,
-        value: size(names.value, limits::HEAD_DIM, 128)?,
-        eps: EPS,
-    })
-}
-
-/// Reads the sizes of latent attention from the metadata of a GGUF file, whose head size has been read.
-pub(crate) fn from_gguf(keys: &Keys<'_>, head_dim: usize) -> Result<Latent> {
-    let names = LatentNames::GGUF;
-    let rotated = keys.required_size(names.rotated, limits::HEAD_DIM)?;
-    let plain = head_dim.checked_sub(rotated).filter(|plain| *plain > 0).ok_or_else(|| {
-        let expected = format!("below {head_dim} ({})", keys.path(names.plain));
-        ConfigError::value(keys.path(names.rotated), rotated, expected)
-    })?;
-    let latent = Latent {
-        query_rank: keys.size(names.query_rank, limits::HIDDEN)?,
-        rank: keys.required_size(names.rank, limits::HEAD_DIM)?,
-        plain,
-        rotated,
-        value: keys.required_size(names.value, limits::HEAD_DIM)?,
-        eps: EPS,
-    };
-    // The sizes of the one cached head follow from the others.
-    for (key, size) in [("attention.key_length", latent.cached()), ("attention.value_length", latent.rank)] {
-        if let Some(found) = keys.size(key, limits::HEAD_DIM)?.filter(|found| *found != size) {
-            let reason = format!("it must be {size}, as cached heads hold latents");
-            return Err(ConfigError::unsupported(keys.path(key), found, reason));
-        }
-    }
-    Ok(latent)
 }

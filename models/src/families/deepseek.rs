@@ -26,8 +26,8 @@ use crate::{
         Biases, ConfigError, DecoderConfig, FieldNames, Mixture, Result,
         fields::{Fields, shortened},
         hugging_face::{self, Defaults, expect},
-        latent::{self, LatentNames},
-        limits,
+        latent::LatentNames,
+        latent_fields, limits,
         mixture::{DEEPSEEK_SIGMOID, MixtureNames, SOFTMAX},
         mixture_fields::{self, MixtureDefaults, count},
         rope::json::{self as rope, RopeDefaults},
@@ -124,7 +124,7 @@ fn deepseek(
     experts: MixtureDefaults,
     route: MoeRoute,
 ) -> Result<(DecoderConfig, Mixture)> {
-    let latent = latent::read(fields)?;
+    let latent = latent_fields::read(fields)?;
     let defaults = Defaults { head_dim: Some(latent.rotated), context, ..Defaults::LLAMA };
     let mut config = hugging_face::decoder(fields, architecture, &NAMES, &defaults)?;
     let heads = config.heads;

@@ -8,8 +8,8 @@ use crate::{
     config::{
         DecoderConfig, FieldNames, Result,
         gguf::{self, Keys},
-        latent::{self, LatentNames},
-        mixture_fields,
+        latent::LatentNames,
+        latent_fields, mixture_fields,
     },
     tensor_names::Names,
 };
@@ -23,7 +23,7 @@ pub(super) const GGUF: Gguf =
 
 fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
     let mut config = gguf::decoder(keys, "deepseek_v2", &NAMES, Nonlinearity::Silu)?;
-    let latent = latent::from_gguf(keys, config.head_dim)?;
+    let latent = latent_fields::from_gguf(keys, config.head_dim)?;
     let mut rope = gguf::rope(keys, &config, RopePairing::Neighbours, true)?;
     // llama.cpp multiplies scores instead.
     rope.scale = 1.0;
