@@ -1,6 +1,6 @@
 //! A rank's membership in a group.
 
-use super::{mailbox::Exchange, members};
+use super::mailbox::Exchange;
 use crate::driver::{
     context::Context,
     nccl::NcclComm,
@@ -10,15 +10,7 @@ use dsrun_core::{
     Error, Result,
     collective::{Comm, host::HostComm},
 };
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
-
-/// How long a rank waits on the host for those that it shares a device with.
-const MEETING_TIMEOUT: Duration = Duration::from_secs(60);
-/// How many times longer it waits for a message: its sender computes what is in it.
-const MESSAGE_PATIENCE: u32 = 10;
+use std::sync::{Arc, OnceLock};
 
 /// A rank of a group on GPUs.
 #[derive(Debug)]
@@ -82,63 +74,24 @@ impl Group for CudaComm {
 
     fn before(&self, turns: &[Turn]) -> Result<()> {
         self.check()?;
-        let Some(exchange) = self.exchange.as_ref().filter(|_| self.in_step) else { return Ok(()) };
-        let (members, rank) = (exchange.members(), self.host.rank());
-        let all = turns.iter().filter(|turn| **turn == Turn::All).count();
-        let first = (all > 0).then(|| members.come(rank, all));
-        // This rank says first what it has come to, so that no two wait for each other.
-        let receives: Vec<_> = turns
-            .iter()
-            .filter_map(|turn| if let Turn::Receive(peer) = turn { Some(*peer) } else { None })
-            .map(|peer| (peer, members.receive(peer, rank)))
-            .collect();
-        let mut sends = vec![0; self.host.ranks()];
-        for turn in turns {
-            let Turn::Send(peer) = *turn else { continue };
-            let message = members.next_message(rank, peer) + sends[peer];
-            sends[peer] += 1;
-            let missing =
-                || (!members.is_awaited(rank, peer, message)).then(|| format!("rank {peer} to come"));
-            self.wait(MESSAGE_PATIENCE, "to what it receives", missing)?;
+        match self.exchange.as_ref().filter(|_| self.in_step) {
+            Some(exchange) => self.met(exchange.members().before(self.host.rank(), turns, &|| self.check())),
+            None => Ok(()),
         }
-        for (peer, message) in receives {
-            let missing = || (!members.is_sent(peer, rank, message)).then(|| format!("rank {peer}"));
-            self.wait(MESSAGE_PATIENCE, "to enqueue what is received", missing)?;
-        }
-        first.map_or(Ok(()), |first| self.meet("to come to a collective", || members.behind(first)))
     }
 
     fn after(&self, turns: &[Turn]) -> Result<()> {
-        let Some(exchange) = self.exchange.as_ref().filter(|_| self.in_step) else { return Ok(()) };
-        let (members, rank) = (exchange.members(), self.host.rank());
-        for turn in turns {
-            if let Turn::Send(peer) = *turn {
-                members.send(rank, peer);
-            }
+        match self.exchange.as_ref().filter(|_| self.in_step) {
+            Some(exchange) => self.met(exchange.members().after(self.host.rank(), turns, &|| self.check())),
+            None => Ok(()),
         }
-        let all = turns.iter().filter(|turn| **turn == Turn::All).count();
-        if all == 0 {
-            return Ok(());
-        }
-        let first = members.enqueue(rank, all);
-        self.meet("to enqueue a collective", || members.not_enqueued(first))
     }
 }
 
 impl CudaComm {
-    /// Waits until no rank is behind.
-    fn meet(&self, what: &str, behind: impl Fn() -> Vec<usize>) -> Result<()> {
-        let missing = || {
-            let behind: Vec<String> = behind().iter().map(usize::to_string).collect();
-            (!behind.is_empty()).then(|| format!("rank {}", behind.join(", ")))
-        };
-        self.wait(1, what, missing)
-    }
-
-    /// Waits until there is nothing missing. If this takes too long, the group ends.
-    fn wait(&self, patience: u32, what: &str, missing: impl Fn() -> Option<String>) -> Result<()> {
-        members::wait(MEETING_TIMEOUT * patience, what, missing, || self.check())
-            .inspect_err(|error| self.host.abort(error.message()))
+    /// The outcome of a meeting. If a rank did not come, the group ends.
+    fn met(&self, outcome: Result<()>) -> Result<()> {
+        outcome.inspect_err(|error| self.host.abort(error.message()))
     }
 }
 
