@@ -3,6 +3,7 @@
 use crate::{
     change::{change_result, copied},
     faults::{Fault, NONE, run},
+    number_families::NUMBER_FAMILIES,
     snapshot::Snapshot,
     tensor::{Copied, bytes},
     wrap::Run,
@@ -20,9 +21,9 @@ pub(crate) struct Family {
     pub(crate) name: &'static str,
     /// What is wrong.
     pub(crate) about: &'static str,
-    fault: Fault,
-    /// Whether cases of an op catch it.
-    catches: fn(&OpCases) -> Vec<String>,
+    pub(crate) fault: Fault,
+    /// The cases of an op that catch it; none if the op cannot have it.
+    pub(crate) catches: fn(&OpCases) -> Vec<String>,
 }
 
 /// An op and its cases, by the kind of fault that they catch. An id that ends with `*` stands for all that begin so.
@@ -59,7 +60,7 @@ const fn of(op: &'static str, first: &'static str, plain: &'static str) -> OpCas
 }
 
 /// The ops and their cases.
-const OPS: &[OpCases] = &[
+pub(crate) const OPS: &[OpCases] = &[
     of("embed", "embed_f32", "many"),
     of("rms_norm", "rms_norm", "above_a_tile"),
     of("layer_norm", "layer_norm", "prime"),
@@ -108,8 +109,16 @@ const OPS: &[OpCases] = &[
 ];
 
 impl OpCases {
-    fn id(&self, label: &str) -> String {
+    pub(crate) fn id(&self, label: &str) -> String {
         format!("{}/{}/{label}", self.first, self.dtype)
+    }
+
+    /// Cases that every harmless variant must pass.
+    #[allow(dead_code, reason = "only the test asks for them, not the plugin")]
+    pub(crate) fn small_cases(&self) -> Vec<String> {
+        let labels = ["special_rare", "special_zeros", "special_subnormals", "random_subnormal_*"];
+        let own = [self.plain, self.extent, self.nothing].map(|label| self.id(label));
+        own.into_iter().chain(labels.map(|label| self.id(label))).collect()
     }
 
     fn some(&self, label: &str) -> Vec<String> {
@@ -117,8 +126,8 @@ impl OpCases {
     }
 }
 
-/// All families.
-pub(crate) const FAMILIES: &[Family] = &[
+/// The families of faults in extents, in what is read when, and in what is written.
+const FAMILIES: &[Family] = &[
     Family {
         name: "extent_ignored",
         about: "computes and writes all rows, whatever the extent",
@@ -251,6 +260,11 @@ pub(crate) const FAMILIES: &[Family] = &[
     },
 ];
 
+/// All families of both tables.
+pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
+    FAMILIES.iter().chain(NUMBER_FAMILIES)
+}
+
 /// A fault of a family for an op.
 #[derive(Debug)]
 pub(crate) struct Member {
@@ -277,7 +291,7 @@ pub(crate) fn members() -> Vec<Member> {
         };
         OPS.iter().filter_map(member)
     };
-    FAMILIES.iter().flat_map(of).collect()
+    families().flat_map(of).collect()
 }
 
 /// Drops the extents of operands or results.

@@ -9,15 +9,16 @@ use crate::{
     },
     faulty_experts::{bias_of_expert_0, selection_bias_weighs, skipped_to_expert_0, ties_to_the_last},
     faulty_latents::{rest_before_value, rest_not_scored},
+    faulty_process,
     raw::{self, Query},
     tensor::{Copied, bytes},
-    wrap::{Run, in_region},
+    wrap::{AccountFault, Run, StreamFault, in_region},
 };
 use dsrun_core::{
     Code, DType, Error, Result, WeightFormat,
     device::{BufferSlice, Stream},
     kernels::{Argument, Arguments, CallDesc, OperandDesc, Support},
-    op::{AttentionMask, GroupScore, MoeRoute, Op, RopePairing, RouterNorm, SamplingColumn},
+    op::{AttentionMask, GroupScore, IN_PROMPT, MoeRoute, Op, RopePairing, RouterNorm, SamplingColumn},
 };
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -39,6 +40,12 @@ pub(crate) struct Fault {
     pub(crate) op: Option<&'static str>,
     /// Changes what a call is bound to.
     pub(crate) arguments: Option<ChangeArguments>,
+    /// What is wrong with streams.
+    pub(crate) stream: Option<StreamFault>,
+    /// What is wrong with the account of memory.
+    pub(crate) accounts: Option<AccountFault>,
+    /// Says that it flushes subnormal numbers of all types.
+    pub(crate) declares_flushing: bool,
     /// Copies the operands and extents when a call is bound, for [`Run::snapshot`].
     pub(crate) copied_when_bound: bool,
     /// Stands for running a call.
@@ -85,6 +92,9 @@ pub(crate) const NONE: Fault = Fault {
     op: None,
     arguments: None,
     copied_when_bound: false,
+    declares_flushing: false,
+    stream: None,
+    accounts: None,
     run: None,
     variant: None,
     query: None,
@@ -122,6 +132,26 @@ pub(crate) const fn run(name: &'static str, run: RunCall) -> Fault {
 /// Another call in place of the right one.
 pub(crate) const fn instead(name: &'static str, variant: fn(&mut CallDesc) -> bool) -> Fault {
     Fault { name, run: Some(Run::other), variant: Some(variant), ..NONE }
+}
+
+const fn stream(name: &'static str, fault: StreamFault) -> Fault {
+    Fault { name, stream: Some(fault), ..NONE }
+}
+
+const fn accounts(name: &'static str, fault: AccountFault) -> Fault {
+    Fault { name, accounts: Some(fault), ..NONE }
+}
+
+/// Samples with other parameters.
+fn filters(run: &Run, stream: &mut dyn Stream, change: fn(&mut [f32])) -> Result<()> {
+    operand(run, stream, "sample", 3, |_, parameters| {
+        let width = parameters.width().max(1);
+        for row in 0..parameters.count() / width {
+            let mut values: Vec<f32> = (0..width).map(|at| parameters.float(row * width + at)).collect();
+            change(&mut values);
+            values.iter().enumerate().for_each(|(at, value)| parameters.set_float(row * width + at, *value));
+        }
+    })
 }
 
 /// Changes the attributes of a router.
@@ -517,6 +547,65 @@ static FAULTS: &[Fault] = &[
     },
     Fault { name: "alignment_overstated", alignment_overstated: true, ..NONE },
     Fault { name: "abort_without_reason", abort_without_reason: true, ..NONE },
+    stream("copies_words", StreamFault::CopiesWords),
+    stream("copies_from_words", StreamFault::CopiesFromWords),
+    stream("fills_words", StreamFault::FillsWords),
+    stream("uploads_to_words", StreamFault::UploadsToWords),
+    stream("uploads_late", StreamFault::UploadsLate),
+    stream("waits_ignored", StreamFault::WaitsIgnored),
+    stream("events_early", StreamFault::EventsEarly),
+    accounts("weights_uncounted", AccountFault::WeightsUncounted),
+    accounts("buffers_kept", AccountFault::NeverFreed),
+    accounts("handles_share_an_account", AccountFault::SharedByHandles),
+    run("sets_environment", faulty_process::sets_environment),
+    run("changes_folder", faulty_process::changes_folder),
+    run("ignores_a_signal", faulty_process::ignores_a_signal),
+    run("temperature_at_least_a_tenth", |run, stream| {
+        filters(run, stream, |row| {
+            row[SamplingColumn::Temperature as usize] = row[0].max(0.1).min(row[0] * 1e9)
+        })
+    }),
+    run("top_k_of_256_at_most", |run, stream| {
+        filters(run, stream, |row| {
+            let k = &mut row[SamplingColumn::TopK as usize];
+            *k = if *k == 0.0 { 0.0 } else { k.min(256.0) };
+        })
+    }),
+    run("min_p_alone_ignored", |run, stream| {
+        filters(run, stream, |row| {
+            if row[SamplingColumn::TopK as usize] == 0.0 && row[SamplingColumn::TopP as usize] == 1.0 {
+                row[SamplingColumn::MinP as usize] = 0.0;
+            }
+        })
+    }),
+    run("top_k_drops_min_p", |run, stream| {
+        filters(run, stream, |row| {
+            if row[SamplingColumn::TopK as usize] > 0.0 {
+                row[SamplingColumn::MinP as usize] = 0.0;
+            }
+        })
+    }),
+    run("top_p_of_most_is_all", |run, stream| {
+        filters(run, stream, |row| {
+            let p = &mut row[SamplingColumn::TopP as usize];
+            *p = if *p > 0.9 { 1.0 } else { *p };
+        })
+    }),
+    run("temperature_of_two_at_most", |run, stream| filters(run, stream, |row| row[0] = row[0].min(2.0))),
+    run("counts_of_a_byte", |run, stream| {
+        operand(run, stream, "logit_process", 3, |_, counts| {
+            counts.map(|_, count| count & IN_PROMPT as i32 | count & 0xFF);
+        })
+    }),
+    run("padding_ends_the_batch", |run, stream| {
+        operand(run, stream, "sample", 1, |_, requests| {
+            let all: Vec<i32> = (0..requests.count()).map(|row| requests.integer(row)).collect();
+            if let Some(first) = all.windows(16).position(|window| window.iter().all(|request| *request < 0))
+            {
+                requests.map(|row, request| if row > first { -1 } else { request });
+            }
+        })
+    }),
     Fault { name: "copies_overlap", copies_overlap: true, ..NONE },
     Fault { name: "events_refused", events_refused: true, ..NONE },
     Fault { name: "handles_leak", handles_leak: true, ..NONE },

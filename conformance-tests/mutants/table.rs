@@ -228,6 +228,42 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("timeout_misnamed", "a rank that does not come is an internal error", "check/ranks_missing"),
     mutant("abort_without_reason", "ranks that wait are not told why they are woken", "check/ranks_abort"),
     mutant("ranks_wrap", "rank 2 of 2 is taken for rank 0", "check/ranks_wrong"),
+    // Order and copies.
+    mutant("copies_words", "a copy has a multiple of four bytes", "check/order_copies"),
+    mutant("copies_from_words", "a copy begins at a multiple of four bytes", "check/order_copies"),
+    mutant("fills_words", "a fill has a multiple of four bytes", "check/order_copies"),
+    mutant("uploads_to_words", "an upload begins at a multiple of four bytes", "check/order_copies"),
+    mutant("uploads_late", "uploads come after the calls behind them", "check/order_uploads"),
+    mutant("waits_ignored", "a stream does not wait for another", "check/order_streams"),
+    mutant(
+        "events_early",
+        "an event is reached before the work in front of it is done",
+        "check/order_events",
+    ),
+    // Accounts.
+    mutant("weights_uncounted", "packed weights are not counted as used memory", "check/memory_accounts"),
+    mutant("buffers_kept", "buffers are never freed", "check/memory_accounts"),
+    mutant("handles_share_an_account", "a handle counts what other handles allocate", "check/memory_handles"),
+    mutant("sets_environment", "a call sets a variable of the environment", "check/process_untouched"),
+    mutant("changes_folder", "a call changes the working directory", "check/process_untouched"),
+    mutant("ignores_a_signal", "a call ignores a signal", "check/process_untouched"),
+    // Sampling off the presets.
+    mutant("temperature_at_least_a_tenth", "a temperature below 0.1 is 0.1", "sample_freezing/f32/few"),
+    mutant("temperature_of_two_at_most", "a temperature above 2 is 2", "sample_boiling/f32/few"),
+    mutant("top_k_of_256_at_most", "top-k keeps at most 256 tokens", "sample_top_k_of_700/f32/wide"),
+    mutant(
+        "min_p_alone_ignored",
+        "min-p does nothing without top-k and top-p",
+        "sample_min_p_of_half/f32/few",
+    ),
+    mutant("top_k_drops_min_p", "min-p does nothing beside top-k", "sample_unusual/f32/rows_1025"),
+    mutant("top_p_of_most_is_all", "top-p above 0.9 keeps all tokens", "sample_unusual/f32/rows_1025"),
+    mutant("counts_of_a_byte", "tokens are counted in a byte", "logit_process/f32/special_rare"),
+    mutant(
+        "padding_ends_the_batch",
+        "rows behind a tile of padding are not sampled",
+        "sample_unusual/f32/padded_in_the_middle",
+    ),
     // Processes.
     mutant("panics", "taking columns panics", "columns/f32/prime"),
     mutant("aborts", "a norm of no rows ends the process", "rms_norm/f32/no_rows"),

@@ -7,7 +7,11 @@ mod comm;
 #[path = "wrap/stream.rs"]
 mod stream;
 
-use crate::{faults::Fault, snapshot::Snapshot};
+use crate::{
+    faults::Fault,
+    late::{self, LateEvent},
+    snapshot::Snapshot,
+};
 use comm::{MutantCollective, unwrapped};
 use dsrun_core::{
     Code, Error, Result, WeightReader,
@@ -15,7 +19,7 @@ use dsrun_core::{
     collective::Collective,
     device::{
         Backend, BackendInfo, Buffer, BufferSlice, Device, DeviceInfo, DeviceOptions, DeviceProperties,
-        Event, MemoryKind, MemoryUse, Stream,
+        Event, Flushed, MemoryKind, MemoryUse, Stream,
     },
     graph::{Graph, Graphs},
     kernels::{
@@ -36,6 +40,7 @@ use std::{
     },
     thread::{self, LocalKey},
 };
+pub(crate) use stream::StreamFault;
 use stream::{MutantEvent, MutantStream, inner_stream};
 
 /// The backend.
@@ -82,6 +87,10 @@ impl Backend for MutantBackend {
             // Larger than any allocator aligns by chance.
             properties.alignment <<= 16;
         }
+        if self.fault.declares_flushing {
+            properties.flushed =
+                Flushed { operands: properties.dtypes.clone(), results: properties.dtypes.clone() };
+        }
         static OPENED: AtomicU64 = AtomicU64::new(0);
         let before = OPENED.fetch_add(1, Ordering::Relaxed);
         let shared = Arc::new(Shared {
@@ -91,11 +100,26 @@ impl Backend for MutantBackend {
             leaked: Mutex::default(),
             weights: Mutex::default(),
             streams: AtomicU64::new(0),
+            uncounted: AtomicU64::new(0),
             left_behind: if self.fault.handles_leak { 4096 * before } else { 0 },
         });
         Ok(Arc::new(MutantDevice::new(properties, shared)))
     }
 }
+
+/// What is wrong with the account of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AccountFault {
+    /// Packed weights are not counted.
+    WeightsUncounted,
+    /// Buffers are never freed.
+    NeverFreed,
+    /// A handle counts what all handles allocate.
+    SharedByHandles,
+}
+
+/// Bytes that all handles have allocated.
+static ALLOCATED: AtomicU64 = AtomicU64::new(0);
 
 /// What a device, its plans and its calls share.
 pub(crate) struct Shared {
@@ -108,6 +132,8 @@ pub(crate) struct Shared {
     weights: Mutex<HashMap<usize, Arc<[f32]>>>,
     /// How many streams were made.
     streams: AtomicU64,
+    /// Bytes that are held and not counted.
+    uncounted: AtomicU64,
     /// Bytes that handles before this one have left behind.
     left_behind: u64,
 }
@@ -158,7 +184,13 @@ impl Device for MutantDevice {
 
     fn memory(&self) -> MemoryUse {
         let memory = self.shared.inner.memory();
-        MemoryUse { used: memory.used + self.shared.left_behind, ..memory }
+        let uncounted = self.shared.uncounted.load(Ordering::Relaxed);
+        let of_others = match self.shared.fault.accounts {
+            Some(AccountFault::SharedByHandles) => ALLOCATED.load(Ordering::Relaxed),
+            _ => 0,
+        };
+        let used = (memory.used + self.shared.left_behind + of_others).saturating_sub(uncounted);
+        MemoryUse { used, ..memory }
     }
 
     fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
@@ -168,6 +200,13 @@ impl Device for MutantDevice {
             Code::OutOfMemory if fault.out_of_memory_misnamed => Error::internal(error.message()),
             _ => error,
         })?;
+        match fault.accounts {
+            Some(AccountFault::SharedByHandles) => {
+                ALLOCATED.fetch_add(bytes as u64, Ordering::Relaxed);
+            }
+            Some(AccountFault::NeverFreed) => self.shared.leak(Leaked::Buffer(buffer.clone())),
+            _ => {}
+        }
         if fault.memory_not_zeroed {
             self.stream()?.fill(&BufferSlice::whole(buffer.clone()), 0xCC)?;
         }
@@ -182,6 +221,10 @@ impl Device for MutantDevice {
 
     fn event(&self) -> Result<Arc<dyn Event>> {
         let inner = self.shared.inner.event()?;
+        if let Some(fault) = self.shared.fault.stream.filter(|fault| fault.is_late()) {
+            let (device, early) = (self.shared.inner.clone(), fault == StreamFault::EventsEarly);
+            return Ok(Arc::new(LateEvent { inner, device, recorded: AtomicU64::new(u64::MAX), early }));
+        }
         Ok(if self.shared.fault.events_refused { Arc::new(MutantEvent(inner)) } else { inner })
     }
 
@@ -241,6 +284,9 @@ impl Kernels for MutantKernels {
     ) -> Result<Arc<dyn PackedWeight>> {
         let (stream, _) = inner_stream(stream);
         let packed = self.0.inner.kernels().prepack(stream, weight, rows)?;
+        if self.0.fault.accounts == Some(AccountFault::WeightsUncounted) {
+            self.0.uncounted.fetch_add(packed.bytes() as u64, Ordering::Relaxed);
+        }
         if self.0.fault.weights_kept {
             let kept = elements(rows)?;
             let mut weights = self.0.weights.lock().unwrap_or_else(PoisonError::into_inner);
@@ -413,6 +459,11 @@ impl Run {
         self.call.op.name()
     }
 
+    /// The name of the fault.
+    pub(crate) fn fault_name(&self) -> &'static str {
+        self.shared.fault.name
+    }
+
     /// Whether an operand of this number is a tensor.
     pub(crate) fn operand(&self, index: usize) -> Option<&dsrun_core::TensorDesc> {
         match self.call.operands.get(index)?.as_ref()? {
@@ -458,6 +509,9 @@ impl BoundCall for Run {
     fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
         let (stream, number) = inner_stream(stream);
         self.stream.set(number);
+        if self.shared.fault.stream.is_some_and(StreamFault::is_late) {
+            return late::call(self, stream);
+        }
         match self.shared.fault.run.filter(|_| self.is_meant) {
             Some(run) => run(self, stream),
             None => self.right(stream),

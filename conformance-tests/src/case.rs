@@ -1,7 +1,7 @@
 //! A case: a call with its inputs and expected results.
 
 use crate::{gate::Gate, oracle::Real, tensor::Tensor};
-use dsrun_core::{WeightType, op::Op};
+use dsrun_core::{DType, WeightType, op::Op};
 
 /// One call, or for collectives one call per rank.
 #[derive(Clone, Debug)]
@@ -72,8 +72,14 @@ pub struct Weight {
 pub struct Expected {
     /// The expectation of each element, row-major; empty if the format of the result is up to the device.
     pub elements: Vec<Element>,
+    /// The expectations of a device that takes subnormal operands for zero; empty if they are the same.
+    pub flushed: Vec<Element>,
+    /// What a failure says of the row it is in; empty if there is nothing to say.
+    pub notes: Vec<String>,
     /// The allowed error of float elements.
     pub gate: Gate,
+    /// Whether the op keeps subnormal numbers on the way too, as copies and additions do.
+    pub keeps_subnormals: bool,
     /// The layout in memory. A result that updates an operand has the layout of that operand.
     pub layout: Layout,
     /// The probabilities of the tokens, for results that are sampled token ids.
@@ -96,6 +102,26 @@ pub enum Element {
 }
 
 impl Case {
+    /// The case for a device that takes subnormal operands of some types for zero: `other` is the same case with expectations
+    /// for those zeros.
+    #[must_use]
+    pub fn or_flushed(mut self, other: Self) -> Self {
+        for (call, other) in self.calls.iter_mut().zip(other.calls) {
+            for (result, other) in call.results.iter_mut().zip(other.results) {
+                result.flushed = other.elements;
+            }
+        }
+        self
+    }
+
+    /// Whether a tensor operand has subnormal numbers of these types.
+    pub fn has_subnormals(&self, dtypes: &[DType]) -> bool {
+        self.calls.iter().flat_map(|call| &call.operands).any(|operand| match operand {
+            Some(Operand::Tensor(input)) => input.tensor.has_subnormals(dtypes),
+            _ => false,
+        })
+    }
+
     /// A case of a single call.
     pub fn new(id: String, call: CallCase) -> Self {
         Self { id, calls: vec![call], alike: false }
@@ -147,7 +173,15 @@ impl Operand {
 impl Expected {
     /// A dense result without inner rounding.
     pub fn new(elements: Vec<Element>) -> Self {
-        Self { elements, gate: Gate::default(), layout: Layout::default(), distribution: None }
+        Self {
+            elements,
+            flushed: Vec::new(),
+            notes: Vec::new(),
+            gate: Gate::default(),
+            keeps_subnormals: false,
+            layout: Layout::default(),
+            distribution: None,
+        }
     }
 
     /// Float results, compared within the gate.
@@ -163,6 +197,12 @@ impl Expected {
     /// Integer results.
     pub fn integers(values: &[i32]) -> Self {
         Self::bits(values.iter().map(|value| *value as u32))
+    }
+
+    /// Asks for subnormal results that are exact to a few steps.
+    #[must_use]
+    pub fn keeping_subnormals(self) -> Self {
+        Self { keeps_subnormals: true, ..self }
     }
 
     /// Sets the gate.

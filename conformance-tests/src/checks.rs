@@ -4,6 +4,7 @@
 //! or threads, when memory runs out, or over a whole model. It is a function from a [`Subject`] to a [`Status`]; it runs in a
 //! worker process and is reported like a case, under the id `check/NAME`.
 
+mod accounts;
 mod batch;
 mod bench;
 mod claims;
@@ -16,6 +17,7 @@ mod jobs;
 mod logits;
 mod memory;
 mod metamorphic;
+mod ordering;
 mod packed;
 mod paged;
 mod quantised;
@@ -25,6 +27,8 @@ mod sampling;
 mod tape;
 mod threads;
 mod token;
+
+pub(crate) use accounts::remember_process;
 
 use crate::{
     runner::{Report, Status},
@@ -217,6 +221,48 @@ pub const CHECKS: &[Check] = &[
         "a plugin called through its C tables refuses missing devices and more memory than there is",
         None,
         raw::resources
+    ),
+    check!(
+        "order_streams",
+        "a stream that waits for an event sees what was enqueued before it on another stream",
+        CORE,
+        ordering::streams
+    ),
+    check!(
+        "order_events",
+        "host memory holds what was copied to it before an event, as soon as the event is reached",
+        CORE,
+        ordering::events
+    ),
+    check!(
+        "order_copies",
+        "copies, fills, uploads and downloads of any length at any offset move exactly their bytes",
+        CORE,
+        ordering::copies
+    ),
+    check!(
+        "order_uploads",
+        "uploads are ordered with calls, and their source may change as soon as they return",
+        CORE,
+        ordering::uploads
+    ),
+    check!(
+        "memory_accounts",
+        "the memory that is said to be used grows by what is held, and shrinks when it is dropped",
+        CORE,
+        accounts::memory
+    ),
+    check!(
+        "memory_handles",
+        "the accounts of two handles of the device are independent",
+        CORE,
+        accounts::handles
+    ),
+    check!(
+        "process_untouched",
+        "calls change neither environment, working directory nor signal handlers of the process",
+        None,
+        accounts::process
     ),
     check!("events", "an event is reached when all work before it is complete", CORE, faults::events),
     check!("indices", "indices out of range read and write nothing", CORE, indices::hostile_indices),

@@ -20,7 +20,11 @@
 //! - `2⁻²⁰|y|` stands only where a result is in proportion to an exponential, sine or logarithm that a device computes by
 //!   its fast instructions: those are good to about 2⁻²¹ relative (`ex2.approx` plus the rounding of its argument).
 //! - `tiny` is what is lost when subnormal numbers are flushed or truncated on the way: the larger of one subnormal step of
-//!   the stored type and the smallest normal f32. For f16 that is its step, 2⁻²⁴: an f16 result must keep its subnormals.
+//!   the stored type and the smallest normal f32. For f16 that is its step, 2⁻²⁴: an f16 result must keep its subnormals. Copies,
+//!   casts and additions keep them on the way too: for them, `tiny` is four subnormal steps of the stored type.
+//!
+//! A device may say that it flushes subnormal numbers of some types ([`dsrun_core::device::Flushed`]). Then zero stands for a
+//! subnormal result, and a result is right too if it is that of operands in which subnormal numbers are zero.
 //!
 //! **All elements of a result together**: the mean of `((ŷ − y) / s)²` is at most the limit below, with
 //! `s = max(|y|, m / 64, m₂', smallest normal)` and `m₂'` the root of the sum of squares of inner terms:
@@ -37,6 +41,10 @@
 //! errors add up to a rounding of `m₂'`, however small the sum is. A mean of few elements says little, so the gate needs 64
 //! of them.
 //!
+//! To the limit is added the mean square of what one running sum of f32 loses, two standard deviations of it: `2·2⁻²⁴ √n / 3` of
+//! `max(|y|, m / √n)`, which is how far its partial sums go with terms of one sign, and of random signs. It matters from tens of
+//! thousands of terms of one sign on.
+//!
 //! Integers, copies and the values -inf, inf and NaN are exact, except that NaN is only asked for if the device says it is
 //! strict about NaN ([`dsrun_core::device::DeviceProperties::strict_nan`]).
 //!
@@ -45,8 +53,9 @@
 use crate::{
     case::{Element, Expected},
     oracle::{Real, float},
+    tensor::is_subnormal,
 };
-use dsrun_core::DType;
+use dsrun_core::{DType, device::Flushed};
 
 /// The rounding that the documentation of an op allows beyond a single one after f32 arithmetic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,16 +107,30 @@ pub struct Verdict {
 impl Gate {
     /// The largest allowed difference of one element.
     pub fn limit(self, dtype: DType, real: Real) -> f64 {
+        let tiny = float::subnormal_step(dtype).max(float::smallest_normal(DType::F32));
+        self.normal_limit(dtype, real) + tiny
+    }
+
+    /// The same for an op that keeps subnormal numbers on the way: each of its few steps rounds to a subnormal step at most.
+    pub fn exact_limit(self, dtype: DType, real: Real) -> f64 {
+        self.normal_limit(dtype, real) + 4.0 * float::subnormal_step(dtype)
+    }
+
+    fn normal_limit(self, dtype: DType, real: Real) -> f64 {
         let single = float::unit(DType::F32);
         let growth = ((real.terms as f64).sqrt() / 4.0).max(1.0);
         let inner = self.inner.map_or(0.0, |inner| 2.0 * float::unit(inner) * real.inner);
         let exponential = if self.exponential { 2f64.powi(-20) * real.value.abs() } else { 0.0 };
-        let tiny = float::subnormal_step(dtype).max(float::smallest_normal(DType::F32));
         2.0 * float::unit(dtype) * real.value.abs()
             + 8.0 * single * growth * real.magnitude
             + inner
             + exponential
-            + tiny
+    }
+
+    /// The noise of a sum of f32 that is made one term after the other, two standard deviations.
+    fn running_sum_noise(real: Real) -> f64 {
+        let root = (real.terms as f64).sqrt();
+        2.0 * float::unit(DType::F32) * root / 3.0 * real.value.abs().max(real.magnitude / root.max(1.0))
     }
 
     /// The largest allowed mean of squared relative errors.
@@ -127,6 +150,15 @@ impl Gate {
     }
 }
 
+/// What a device says of special numbers.
+#[derive(Clone, Debug, Default)]
+pub struct Numbers {
+    /// Whether it is strict about NaN: [`dsrun_core::device::DeviceProperties::strict_nan`].
+    pub strict_nan: bool,
+    /// The types whose subnormal numbers it flushes.
+    pub flushed: Flushed,
+}
+
 /// Compares a result with the expected one. `found` and `before` are the bits of its elements after and before the call.
 pub fn judge(
     dtype: DType,
@@ -134,13 +166,33 @@ pub fn judge(
     expected: &Expected,
     found: &[u32],
     before: &[u32],
-    strict_nan: bool,
+    numbers: &Numbers,
 ) -> Verdict {
     let mut verdict = Verdict::default();
     let mut wrong = Wrong::default();
-    let (mut squares, mut compared) = (0.0, 0usize);
+    let (mut squares, mut noise, mut compared) = (0.0, 0.0, 0usize);
+    let limit_of = |real: Real| match expected.keeps_subnormals {
+        true => expected.gate.exact_limit(dtype, real),
+        false => expected.gate.limit(dtype, real),
+    };
     for (at, element) in expected.elements.iter().enumerate() {
         let (bits, value) = (found[at], float::value(dtype, found[at]));
+        // Right for a device that flushes what this one says it may.
+        let flushed = |wrong: bool| {
+            let is_right = |element: &Element| match element {
+                Element::Untouched => bits == before[at],
+                Element::Anything => true,
+                Element::Bits(right) => bits == *right,
+                Element::OneOf(all) => all.contains(&bits),
+                Element::Real(real) if real.value.is_nan() => !numbers.strict_nan || value.is_nan(),
+                Element::Real(real) => error_of(dtype, value, *real, limit_of(*real)) <= limit_of(*real),
+            };
+            wrong
+                && (is_flushed(dtype, element, value, &numbers.flushed)
+                    || expected.flushed.get(at).is_some_and(|other| {
+                        is_right(other) || is_flushed(dtype, other, value, &numbers.flushed)
+                    }))
+        };
         // An element that is wrong and has not changed was not written.
         let is = || match bits == before[at] {
             true => format!("was not written and still is {}", show(dtype, bits)),
@@ -152,25 +204,36 @@ pub fn judge(
                 wrong.note(bits != before[at], at, || "was written, must be left alone".into())
             }
             Element::Bits(right) => {
-                wrong.note(bits != *right, at, || format!("{}, must be {}", is(), show(dtype, *right)))
+                let differs = bits != *right;
+                wrong.note(differs && !flushed(differs), at, || {
+                    format!("{}, must be {}", is(), show(dtype, *right))
+                });
             }
-            Element::OneOf(all) => wrong.note(!all.contains(&bits), at, || {
-                let all: Vec<String> = all.iter().map(|bits| show(dtype, *bits)).collect();
-                format!("{}, must be one of {}", is(), all.join(", "))
-            }),
+            Element::OneOf(all) => {
+                let differs = !all.contains(&bits);
+                wrong.note(differs && !flushed(differs), at, || {
+                    let all: Vec<String> = all.iter().map(|bits| show(dtype, *bits)).collect();
+                    format!("{}, must be one of {}", is(), all.join(", "))
+                });
+            }
             Element::Real(real) if real.value.is_nan() => {
-                wrong.note(strict_nan && !value.is_nan(), at, || format!("{}, must be NaN", is()));
+                let differs = numbers.strict_nan && !value.is_nan();
+                wrong.note(differs && !flushed(differs), at, || format!("{}, must be NaN", is()));
             }
             Element::Real(real) if real.value.is_infinite() => {
-                wrong.note(value != real.value, at, || format!("{}, must be {}", is(), real.value));
+                let differs = value != real.value;
+                wrong.note(differs && !flushed(differs), at, || format!("{}, must be {}", is(), real.value));
             }
             Element::Real(real) => {
-                let limit = expected.gate.limit(dtype, *real);
-                // A value near the end of the range may round to infinity.
-                let overflows = value == f64::INFINITY.copysign(real.value);
-                let in_reach = real.value.abs() + limit > float::largest(dtype);
-                let error = if overflows && in_reach { 0.0 } else { (value - real.value).abs() };
+                let limit = limit_of(*real);
+                let error = error_of(dtype, value, *real, limit);
                 let ratio = if error.is_nan() { f64::INFINITY } else { error / limit };
+                // What is right because of a flush says nothing of other errors.
+                let is_other = is_flushed(dtype, element, value, &numbers.flushed)
+                    || expected.flushed.get(at).is_some_and(|other| other != element);
+                if is_other && flushed(true) {
+                    continue;
+                }
                 if verdict.worst.as_ref().is_none_or(|worst| ratio > worst.ratio) {
                     let index = unravel(shape, at);
                     verdict.worst = Some(Worst { index, found: value, expected: real.value, limit, ratio });
@@ -183,6 +246,7 @@ pub fn judge(
                 let scale = real.value.abs().max(real.magnitude / 64.0).max(inner);
                 let scale = scale.max(float::smallest_normal(dtype));
                 squares += (error / scale) * (error / scale);
+                noise += (Gate::running_sum_noise(*real) / scale).powi(2);
                 compared += 1;
             }
         }
@@ -196,12 +260,16 @@ pub fn judge(
             format!("; the worst is {index:?}: {found:e} for {expected:e}, {ratio:.3} times the limit away")
         });
         let index = unravel(shape, at);
-        verdict
-            .failures
-            .push(format!("{} of {all} elements are wrong; first {index:?} {message}{worst}", wrong.count));
+        let note = index.first().and_then(|row| expected.notes.get(*row));
+        let note = note.map_or_else(String::new, |note| format!(" (a row of {note})"));
+        verdict.failures.push(format!(
+            "{} of {all} elements are wrong; first {index:?}{note} {message}{worst}",
+            wrong.count
+        ));
     }
     if compared >= ENOUGH {
-        let (value, limit) = (squares / compared as f64, expected.gate.mean_square_limit(dtype));
+        let value = squares / compared as f64;
+        let limit = expected.gate.mean_square_limit(dtype) + noise / compared as f64;
         verdict.mean_square = Some(MeanSquare { value, limit });
         if value > limit || value.is_nan() {
             verdict
@@ -213,6 +281,28 @@ pub fn judge(
         verdict.failures.extend(chi_square(probabilities, found).err());
     }
     verdict
+}
+
+/// The difference of a value from the expected one. A value near the end of the range may round to infinity.
+fn error_of(dtype: DType, value: f64, real: Real, limit: f64) -> f64 {
+    let overflows = value == f64::INFINITY.copysign(real.value);
+    let in_reach = real.value.abs() + limit > float::largest(dtype);
+    if value == real.value || (overflows && in_reach) { 0.0 } else { (value - real.value).abs() }
+}
+
+/// Whether a zero stands for a subnormal number that the device says it flushes. A copy has the type of its operand.
+fn is_flushed(dtype: DType, element: &Element, value: f64, flushed: &Flushed) -> bool {
+    let results = flushed.results.contains(&dtype);
+    let copies = results || flushed.operands.contains(&dtype);
+    value == 0.0
+        && match element {
+            Element::Real(real) => {
+                results && real.value != 0.0 && real.value.abs() <= float::smallest_normal(dtype)
+            }
+            Element::Bits(bits) => copies && is_subnormal(dtype, *bits),
+            Element::OneOf(all) => copies && all.iter().any(|bits| is_subnormal(dtype, *bits)),
+            Element::Untouched | Element::Anything => false,
+        }
 }
 
 /// The first wrong element and how many there are.
@@ -302,7 +392,10 @@ mod tests {
 
     fn verdict(dtype: DType, elements: Vec<Element>, found: &[f64]) -> Verdict {
         let bits: Vec<u32> = found.iter().map(|value| float::bits(dtype, *value)).collect();
-        judge(dtype, &[bits.len()], &Expected::new(elements), &bits, &bits, true)
+        let numbers = Numbers { strict_nan: true, ..Numbers::default() };
+        // Nothing is as it was before.
+        let before: Vec<u32> = bits.iter().map(|bits| !bits).collect();
+        judge(dtype, &[bits.len()], &Expected::new(elements), &bits, &before, &numbers)
     }
 
     fn passes(dtype: DType, real: Real, found: f64) -> bool {
@@ -354,7 +447,9 @@ mod tests {
         let elements =
             vec![Element::Bits(5), Element::OneOf(vec![1, 2]), Element::Anything, Element::Untouched];
         let expected = Expected::new(elements);
-        let judge = |found: [u32; 4]| judge(DType::I32, &[2, 2], &expected, &found, &[9; 4], true).failures;
+        let judge = |found: [u32; 4]| {
+            judge(DType::I32, &[2, 2], &expected, &found, &[9; 4], &Numbers::default()).failures
+        };
         assert!(judge([5, 2, 77, 9]).is_empty());
         assert!(judge([5, 3, 0, 9])[0].contains("first [0, 1] is 3, must be one of 1, 2"));
         assert!(judge([4, 1, 0, 8])[0].contains("2 of 4"));

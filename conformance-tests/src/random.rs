@@ -25,6 +25,10 @@ pub enum Values {
     Subnormal,
     /// Normal, with infinities and NaN strewn in.
     Special,
+    /// Normal, with infinity and NaN in rare places, so that most rows have at most one.
+    Rare,
+    /// Zeros of both signs.
+    Zeros,
 }
 
 impl Values {
@@ -90,6 +94,12 @@ impl Random {
             Values::LargeMean if dtype == DType::F32 => 1000.0 + self.normal(),
             Values::LargeMean => 30.0 + self.normal(),
             Values::Subnormal => self.between(-4.0, 4.0) * float::smallest_normal(dtype),
+            Values::Rare => match self.below(150) {
+                0 => f64::INFINITY,
+                1 => f64::NAN,
+                _ => self.normal(),
+            },
+            Values::Zeros => self.pick(&[0.0, -0.0]),
             Values::Special => match self.below(12) {
                 0 => f64::INFINITY,
                 1 => f64::NEG_INFINITY,

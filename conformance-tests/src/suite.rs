@@ -7,6 +7,7 @@ use crate::{
     draw::DrawnId,
     runner::{self, Report, Status, lowering},
     subject::Subject,
+    tensor::with_flushed_operands,
 };
 use dsrun_core::{
     DType, TensorType, WeightFormat,
@@ -14,6 +15,7 @@ use dsrun_core::{
 };
 use std::{
     any::Any,
+    borrow::Cow,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
@@ -185,18 +187,31 @@ impl Item {
         case.calls.iter().all(|call| required(call) && takes(subject, profiles, call))
     }
 
+    /// The case, with the expectations of a device that flushes subnormal operands if this one says that it may.
+    fn for_device<'a>(&self, case: &'a Case, subject: &Subject) -> Cow<'a, Case> {
+        let flushed = &subject.device().properties().flushed.operands;
+        if flushed.is_empty() || !case.has_subnormals(flushed) {
+            return Cow::Borrowed(case);
+        }
+        let again = with_flushed_operands(flushed, || Self::find(&self.id));
+        match again.map(|item| item.work) {
+            Some(Work::Case(other) | Work::Lowered(other)) => Cow::Owned(case.clone().or_flushed(*other)),
+            _ => Cow::Borrowed(case),
+        }
+    }
+
     /// Runs the item. A panic is a failure.
     pub fn run(&self, subject: &Subject) -> Report {
         let run = || match &self.work {
             Work::Check(check) => check.report(subject),
             Work::Case(case) => match subject.ranks(case.calls.len()) {
-                Ok(devices) => runner::run(case, &devices),
+                Ok(devices) => runner::run(&self.for_device(case, subject), &devices),
                 Err(error) => {
                     let status = Status::Failed(vec![format!("a device cannot be opened: {error}")]);
                     Report { id: self.id.clone(), status, verdicts: Vec::new() }
                 }
             },
-            Work::Lowered(case) => lowering::run(case, subject.device()),
+            Work::Lowered(case) => lowering::run(&self.for_device(case, subject), subject.device()),
         };
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Report {
             id: self.id.clone(),

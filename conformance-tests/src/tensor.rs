@@ -2,6 +2,26 @@
 
 use crate::oracle::float;
 use dsrun_core::DType;
+use std::cell::Cell;
+
+thread_local! {
+    /// The float types whose subnormal numbers [`Tensor::values`] takes for zero: bit n stands for type n.
+    static FLUSHED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Makes expectations for a device that takes subnormal operands of these types for zero: the oracle gets them as zeros.
+pub fn with_flushed_operands<T>(dtypes: &[DType], make: impl FnOnce() -> T) -> T {
+    let before = FLUSHED.replace(dtypes.iter().fold(0, |mask, dtype| mask | 1 << *dtype as u32));
+    let made = make();
+    FLUSHED.set(before);
+    made
+}
+
+/// Whether an element is subnormal.
+pub fn is_subnormal(dtype: DType, bits: u32) -> bool {
+    let value = float::value(dtype, bits);
+    dtype.is_float() && value != 0.0 && value.abs() < float::smallest_normal(dtype)
+}
 
 /// A dense tensor: one word per element, holding the element's bits in its low end.
 ///
@@ -47,9 +67,22 @@ impl Tensor {
         Self { dtype, shape: shape.to_vec(), bits: vec![bits; shape.iter().product()] }
     }
 
-    /// The elements as numbers.
+    /// The elements as numbers, as the oracle gets them.
     pub fn values(&self) -> Vec<f64> {
-        self.bits.iter().map(|bits| float::value(self.dtype, *bits)).collect()
+        self.read_bits().into_iter().map(|bits| float::value(self.dtype, bits)).collect()
+    }
+
+    /// The bits of the elements, as the oracle gets them: see [`with_flushed_operands`].
+    pub fn read_bits(&self) -> Vec<u32> {
+        let flushed = self.dtype.is_float() && FLUSHED.get() >> self.dtype as u32 & 1 == 1;
+        let sign = 1u32 << (8 * self.dtype.bytes() - 1);
+        let read = |bits: &u32| if is_subnormal(self.dtype, *bits) { bits & sign } else { *bits };
+        if flushed { self.bits.iter().map(read).collect() } else { self.bits.clone() }
+    }
+
+    /// Whether an element is subnormal and of one of these types.
+    pub fn has_subnormals(&self, dtypes: &[DType]) -> bool {
+        dtypes.contains(&self.dtype) && self.bits.iter().any(|bits| is_subnormal(self.dtype, *bits))
     }
 
     /// The elements of an i32 tensor.

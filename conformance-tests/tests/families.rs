@@ -17,6 +17,14 @@ mod faulty_calls;
 mod faulty_experts;
 #[path = "../mutants/faulty_latents.rs"]
 mod faulty_latents;
+#[path = "../mutants/faulty_process.rs"]
+mod faulty_process;
+#[path = "../mutants/harmless.rs"]
+mod harmless;
+#[path = "../mutants/late.rs"]
+mod late;
+#[path = "../mutants/number_families.rs"]
+mod number_families;
 #[path = "../mutants/raw.rs"]
 mod raw;
 #[path = "../mutants/snapshot.rs"]
@@ -32,8 +40,9 @@ use dsrun_conformance::{
     suite::{Item, SEED, groups},
 };
 use dsrun_core::device::DeviceOptions;
-use families::{FAMILIES, Member, members};
+use families::{Member, OPS, families, members};
 use faults::Fault;
+use harmless::{HARMLESS, Harmless};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::{
     collections::HashMap,
@@ -47,8 +56,11 @@ fn main() {
     let arguments = Arguments::from_args();
     let members = members();
     let caught = members.into_iter().map(|member| Trial::test(member.name(), move || is_caught(&member)));
+    let harmless = HARMLESS
+        .iter()
+        .map(|harmless| Trial::test(format!("harmless::{}", harmless.fault.name), move || passes(harmless)));
     let book = Trial::test("the_book_shows_them_all", the_book_shows_them_all);
-    let trials = caught.chain([book]).collect();
+    let trials = caught.chain(harmless).chain([book]).collect();
     libtest_mimic::run(&arguments, trials).exit();
 }
 
@@ -79,7 +91,10 @@ fn is_meant(pattern: &str, id: &str) -> bool {
 
 fn is_caught(member: &Member) -> Result<(), Failed> {
     let subject = subject(&member.fault)?;
-    let items = items(&format!("{}/{}", member.op.op, member.op.dtype));
+    let items = match member.caught_by.starts_with("check/") {
+        true => items(&member.caught_by),
+        false => items(&format!("{}/{}", member.op.op, member.op.dtype)),
+    };
     let meant: Vec<&Item> = items.iter().filter(|item| is_meant(&member.caught_by, &item.id)).collect();
     if meant.is_empty() {
         return Err(format!("there is no case {}", member.caught_by).into());
@@ -92,13 +107,37 @@ fn is_caught(member: &Member) -> Result<(), Failed> {
     Err(format!("{} {}: {} does not catch it", member.op.op, member.family.about, member.caught_by).into())
 }
 
+fn passes(harmless: &Harmless) -> Result<(), Failed> {
+    let subject = subject(&harmless.fault)?;
+    let mut ran = 0;
+    let mut check = |group: &str, patterns: &[String]| {
+        for item in
+            items(group).iter().filter(|item| patterns.iter().any(|pattern| is_meant(pattern, &item.id)))
+        {
+            ran += 1;
+            let report = item.run(&subject);
+            if let Status::Failed(_) = report.status {
+                return Err(Failed::from(format!("a backend that {} fails: {report}", harmless.about)));
+            }
+        }
+        Ok(())
+    };
+    for op in OPS {
+        check(&format!("{}/{}", op.op, op.dtype), &op.small_cases())?;
+    }
+    for id in harmless.checks {
+        check(id, &[(*id).to_owned()])?;
+    }
+    if ran < 70 { Err(format!("only {ran} cases ran").into()) } else { Ok(()) }
+}
+
 /// The table in the book is that of the families.
 fn the_book_shows_them_all() -> Result<(), Failed> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/crates/conformance.md");
     let page = fs::read_to_string(page)?;
-    let missing: Vec<String> = FAMILIES
-        .iter()
+    let missing: Vec<String> = families()
         .map(|family| format!("| `{}` | {} |", family.name, family.about))
+        .chain(HARMLESS.iter().map(|harmless| format!("| `{}` | {} |", harmless.fault.name, harmless.about)))
         .filter(|row| !page.lines().any(|line| line == row))
         .collect();
     if missing.is_empty() {

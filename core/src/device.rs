@@ -106,8 +106,28 @@ pub struct DeviceProperties {
     pub profiles: Vec<Profile>,
     /// Whether NaN in an input makes exactly the outputs that depend on it NaN. If not, those outputs are unspecified.
     pub strict_nan: bool,
+    /// The float types whose subnormal numbers it may take for zero.
+    pub flushed: Flushed,
     /// Whether the host can read device memory in place.
     pub unified_memory: bool,
+}
+
+/// The float types whose subnormal numbers a device may replace by zeros of the same sign. Of other types it keeps them: in
+/// operands, in results, and in copies, casts and sums of two. What an op computes on the way to a result, such as the products
+/// of a sum or an exponential, may be flushed where it is below the smallest normal f32.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Flushed {
+    /// The types of operands.
+    pub operands: Vec<DType>,
+    /// The types of results.
+    pub results: Vec<DType>,
+}
+
+impl Flushed {
+    /// Whether the device may flush any number.
+    pub fn is_any(&self) -> bool {
+        !self.operands.is_empty() || !self.results.is_empty()
+    }
 }
 
 /// The memory use of a device handle.

@@ -8,11 +8,14 @@
 //!
 //! - Activations are `[rows, features]`. Size names: `T` tokens of a step, `S` sequences of a step, `R` rows whose logits are
 //!   computed, `C` requests in the request table, `V` vocabulary, `H` hidden size, `D` head size, `P` pages of `B` slots.
-//! - A first dimension may be bounded ([`crate::Size::Bounded`]): rows past its extent are neither read nor written.
+//! - A first dimension may be bounded ([`crate::Size::Bounded`]): rows past its extent are neither read nor written. An extent above
+//!   the bound counts as the bound, a negative one as 0. Where tensors of a call share their rows, the rows below all of their
+//!   extents are valid. Keys and values have the same extent.
 //! - In every index operand -1 means skip, and an index out of range is treated as -1: no content of an index operand makes
 //!   an op access memory outside its operands and results.
 //! - Floats are f32, f16 or bf16. Sums are accumulated in f32 or better; results are rounded once, to nearest. A
-//!   [`Region`] may omit inner roundings, but not add any.
+//!   [`Region`] may omit inner roundings, but not add any. The order of a sum is free: one running sum of f32 is right. A device
+//!   keeps subnormal numbers, unless it lists their type in [`crate::device::Flushed`].
 //! - Tensors with a size of 0 are valid; ops do nothing to them.
 
 mod activation;

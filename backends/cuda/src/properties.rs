@@ -1,7 +1,11 @@
 //! What the backend says of a GPU to core, whether it is here or not.
 
 use crate::driver::memory::ALIGNMENT;
-use dsrun_core::{DType, device::DeviceProperties, op::Profile};
+use dsrun_core::{
+    DType,
+    device::{DeviceProperties, Flushed},
+    op::Profile,
+};
 
 /// Bytes of a device's memory left to the driver and to compiled kernels.
 const RESERVE: u64 = 256 << 20;
@@ -15,6 +19,7 @@ pub(crate) fn properties(name: String, memory_bytes: u64) -> DeviceProperties {
         dtypes: vec![DType::BF16, DType::F16, DType::F32],
         profiles: vec![Profile::LlmCore1, Profile::LlmQuant1, Profile::LlmMoe1, Profile::LlmDist1],
         strict_nan: true,
+        flushed: Flushed::default(),
         unified_memory: false,
     }
 }

@@ -11,7 +11,8 @@ use dsrun_core::{
     DType, Error, Result,
     collective::{Collective, host::HostCollective},
     device::{
-        Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, MemoryKind, MemoryUse, Stream,
+        Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, Flushed, MemoryKind, MemoryUse,
+        Stream,
     },
     graph::Graphs,
     kernels::Kernels,
@@ -65,6 +66,7 @@ impl<C: Compute> HostDevice<C> {
             dtypes: vec![DType::F32, DType::BF16, DType::F16],
             profiles: Profile::ALL.to_vec(),
             strict_nan: true,
+            flushed: Flushed::default(),
             unified_memory: true,
         };
         let (kernels, graphs) = (HostKernels::new(host.clone(), compute), HostGraphs::new(host.clone()));

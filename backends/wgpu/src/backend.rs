@@ -8,12 +8,13 @@ use crate::{
         stream::{WgpuEvent, WgpuStream},
     },
     kernels::WgpuKernels,
+    probe,
 };
 use dsrun_core::{
     DType, Error, Result,
     device::{
         Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, Finding,
-        MemoryKind, MemoryUse, Stream,
+        Flushed, MemoryKind, MemoryUse, Stream,
     },
     kernels::Kernels,
     op::Profile,
@@ -72,7 +73,9 @@ impl Backend for WgpuBackend {
         if context.spec.software {
             tracing::warn!(adapter = %context.spec.name, "this adapter computes on the CPU, slower than the CPU backend");
         }
-        Ok(Arc::new(WgpuDevice::new(context)))
+        let mut device = WgpuDevice::new(context);
+        device.properties.flushed = probe::flushed(&device.properties.name, &device)?;
+        Ok(Arc::new(device))
     }
 
     fn diagnose(&self) -> Vec<Finding> {
@@ -111,6 +114,7 @@ impl WgpuDevice {
             dtypes,
             profiles: vec![Profile::LlmCore1],
             strict_nan: false,
+            flushed: Flushed::default(),
             unified_memory: false,
         };
         Self { kernels: WgpuKernels::new(context.clone()), context, properties }

@@ -9,6 +9,7 @@
 //! | `backend` | the backend, its adapters, and open devices |
 //! | `driver` | context, memory, streams, transfers, shaders and pipelines |
 //! | `kernels` | query, prepack, plan, bind, enqueue |
+//! | `probe` | what an adapter does to subnormal numbers |
 //! | `ops` | from a call to its dispatches, one file per op family |
 //! | `kernels/*.wgsl` | the shaders, one file per family |
 
@@ -16,5 +17,6 @@ mod backend;
 mod driver;
 mod kernels;
 mod ops;
+mod probe;
 
 pub use backend::WgpuBackend;

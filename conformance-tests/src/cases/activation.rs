@@ -2,7 +2,7 @@
 
 use super::{
     EXPONENTIAL,
-    plane::{Plane, drawn, planes},
+    plane::{Plane, drawn, planes, special_planes, threshold_planes},
 };
 use crate::{
     case::{CallCase, Case, Expected, Operand},
@@ -24,7 +24,10 @@ fn gate(function: Nonlinearity) -> Gate {
 
 pub(super) fn activation(dtype: DType) -> Vec<Case> {
     let of = |function: &Nonlinearity| {
-        let planes = planes(&format!("activation_{}", function.name()), dtype, KINDS, |features| features);
+        let name = format!("activation_{}", function.name());
+        let mut planes = planes(&name, dtype, KINDS, |features| features);
+        planes.extend(special_planes(&name, dtype, |features| features));
+        planes.extend(threshold_planes(&name, dtype, |features| features));
         planes.into_iter().map(|plane| activation_case(dtype, *function, plane)).collect::<Vec<_>>()
     };
     Nonlinearity::ALL.iter().flat_map(of).collect()
@@ -54,7 +57,9 @@ fn activation_case(dtype: DType, function: Nonlinearity, plane: Plane) -> Case {
 pub(super) fn gated_activation(dtype: DType) -> Vec<Case> {
     let of = |layout: &GateLayout| {
         let name = format!("gated_activation_{}", layout.name());
-        let planes = planes(&name, dtype, KINDS, |features| features);
+        let mut planes = planes(&name, dtype, KINDS, |features| features);
+        planes.extend(special_planes(&name, dtype, |features| features));
+        planes.extend(threshold_planes(&name, dtype, |features| features));
         planes.into_iter().map(|plane| gated_case(dtype, *layout, plane)).collect::<Vec<_>>()
     };
     GateLayout::ALL.iter().flat_map(of).collect()

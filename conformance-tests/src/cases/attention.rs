@@ -18,7 +18,7 @@ use dsrun_core::{
     DType,
     op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
 };
-use setups::{Setup, drawn_setup, random_setups, setups};
+use setups::{Setup, drawn_setup, random_setups, setups, thresholds};
 
 /// The tensors of a step.
 struct Batch {
@@ -125,6 +125,7 @@ fn cache_of(
 pub(super) fn paged(dtype: DType) -> Vec<Case> {
     let mut all = setups();
     all.extend(random_setups(&mut Random::named(&format!("paged_attention/{dtype}"))));
+    all.extend(thresholds());
     let all = all.into_iter().enumerate();
     let one = |(number, setup): (usize, Setup)| {
         let id = format!("paged_attention/{dtype}/{}", setup.label);

@@ -25,6 +25,9 @@ const WRITES: &[Write] = &[
     ("strided", [4, 2, 8, 16, 16], 9, None, 8),
     ("extent", [4, 2, 8, 16, 16], 9, Some(6), 3),
     ("extent_of_nothing", [4, 2, 8, 16, 16], 9, Some(0), 0),
+    ("tokens_1025", [70, 1, 16, 2, 2], 1025, None, 0),
+    ("slots_65537", [65_537, 1, 1, 1, 1], 40, None, 0),
+    ("heads_257", [2, 257, 2, 2, 2], 3, None, 0),
 ];
 
 pub(super) fn kv_write(dtype: DType) -> Vec<Case> {
@@ -153,6 +156,9 @@ const MOVES: &[Move] = &[
     ("strided", [12, 2, 4, 8], 5, None, 4),
     ("extent", [12, 2, 4, 8], 6, Some(4), 0),
     ("extent_of_nothing", [12, 2, 4, 8], 6, Some(0), 0),
+    ("pages_1025", [1100, 1, 1, 2], 1025, None, 0),
+    ("pages_65537", [65_537, 1, 1, 1], 30, None, 0),
+    ("page_of_65536", [3, 8, 64, 129], 2, None, 0),
 ];
 
 /// The cases of an op that copies pages.

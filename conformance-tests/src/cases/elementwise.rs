@@ -1,6 +1,6 @@
 //! Cases of `add`, `cast` and `columns`.
 
-use super::plane::{Plane, drawn, planes};
+use super::plane::{Plane, drawn, planes, threshold_planes};
 use crate::{
     case::{CallCase, Case, Element, Expected, Operand},
     draw::Draw,
@@ -16,7 +16,8 @@ const KINDS: &[Values] =
     &[Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Subnormal, Values::Special];
 
 pub(super) fn add(dtype: DType) -> Vec<Case> {
-    let planes = planes("add", dtype, KINDS, |features| features);
+    let mut planes = planes("add", dtype, KINDS, |features| features);
+    planes.extend(threshold_planes("add", dtype, |features| features));
     planes.into_iter().map(|plane| add_case(dtype, plane)).collect()
 }
 
@@ -40,7 +41,8 @@ fn add_case(dtype: DType, plane: Plane) -> Case {
         let bias = biases.as_ref().map_or(0.0, |bias| bias[index % columns]);
         elementwise::add(av[index], bv[index], c, bias, f64::from(alpha))
     };
-    let expected = Expected::reals((0..av.len()).map(element)).laid(plane.other(5), columns);
+    let expected =
+        Expected::reals((0..av.len()).map(element)).keeping_subnormals().laid(plane.other(5), columns);
     let operands = vec![
         Operand::laid(a, plane.layout),
         Operand::laid(b, plane.other(3)),
@@ -54,7 +56,9 @@ const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 pub(super) fn cast(dtype: DType) -> Vec<Case> {
     let to = |to: DType| {
-        let planes = planes(&format!("cast_to_{to}"), dtype, KINDS, |features| features);
+        let name = format!("cast_to_{to}");
+        let mut planes = planes(&name, dtype, KINDS, |features| features);
+        planes.extend(threshold_planes(&name, dtype, |features| features));
         planes.into_iter().map(move |plane| cast_case(dtype, to, plane))
     };
     FLOATS.into_iter().flat_map(to).collect()
@@ -72,14 +76,16 @@ fn cast_case(dtype: DType, to: DType, plane: Plane) -> Case {
     let x = random.scaled(dtype, &[plane.rows, plane.features], plane.values, factor);
     let nan = Element::Real(Real::new(f64::NAN, 0.0));
     let element = |bits: &u32| elementwise::cast(dtype, *bits, to).map_or_else(|| nan.clone(), Element::Bits);
-    let expected = Expected::new(x.bits.iter().map(element).collect());
+    let expected = Expected::new(x.read_bits().iter().map(element).collect());
     let expected = expected.laid(plane.other(5), plane.features);
     let operands = vec![Operand::laid(x, plane.layout)];
     Case::new(plane.id, CallCase::new(Cast { dtype: to }, operands, vec![expected]))
 }
 
 pub(super) fn columns(dtype: DType) -> Vec<Case> {
-    let planes = planes("columns", dtype, KINDS, |features| features);
+    let mut planes = planes("columns", dtype, KINDS, |features| features);
+    let over = threshold_planes("columns", dtype, |features| features);
+    planes.extend(over.into_iter().map(|plane| Plane { number: 2, ..plane }));
     planes.into_iter().map(|plane| columns_case(dtype, plane)).collect()
 }
 

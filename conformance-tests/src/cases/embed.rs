@@ -29,7 +29,13 @@ const SHAPES: &[Shape] = &[
 ];
 
 /// Cases for dense tables only, with so many tokens that a backend may assign one block to each row.
-const MANY: &[Shape] = &[("whole_rows", 515, 7, 290, 0, Some(513))];
+const MANY: &[Shape] = &[
+    ("whole_rows", 515, 7, 290, 0, Some(513)),
+    ("rows_8193", 8193, 3, 2, 0, None),
+    ("rows_65537", 65_537, 3, 1, 0, None),
+    ("table_65537", 300, 65_537, 2, 0, None),
+    ("columns_16385", 2, 3, 16_385, 0, None),
+];
 
 pub(super) fn embed(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -120,6 +126,7 @@ const GATHERS: &[Gather] = &[
     ("bounded_rows", 12, Some(5), 20, None, 0),
     ("bounded_wants", 12, None, 20, Some(13), 3),
     ("all_bounded", 12, Some(0), 20, Some(0), 0),
+    ("rows_1025", 1025, None, 1025, None, 0),
 ];
 
 pub(super) fn gather_rows(dtype: DType) -> Vec<Case> {

@@ -153,8 +153,22 @@ const TILES: &[Shape] = &[
     ("tiles_extent_of_nothing", 129, 8448, 8, layout(0, true, Some(0))),
 ];
 
+/// Cases for dense weights only, just over sizes at which kernels change.
+const THRESHOLDS: &[Shape] = &[
+    ("rows_257", 257, 3, 8, PLAIN),
+    ("rows_1025", 1025, 2, 8, PLAIN),
+    ("rows_8193", 8193, 1, 4, PLAIN),
+    ("rows_65537", 65_537, 1, 2, PLAIN),
+    ("outputs_1025", 2, 1025, 8, PLAIN),
+    ("outputs_8193", 2, 8193, 4, PLAIN),
+    ("outputs_65537", 1, 65_537, 8, PLAIN),
+    ("inputs_8193", 2, 2, 8193, PLAIN),
+    ("inputs_16385", 1, 2, 16_385, PLAIN),
+    ("inputs_65537", 1, 1, 65_537, PLAIN),
+];
+
 /// The dense formats, the block formats, and group formats with every group size, offset and type of scale.
-pub(super) fn formats() -> Vec<WeightFormat> {
+pub(crate) fn formats() -> Vec<WeightFormat> {
     let dense = [DType::F32, DType::F16, DType::BF16].map(WeightFormat::Dense);
     let groups = [
         "int8",
@@ -181,7 +195,7 @@ pub(super) fn columns_of(format: WeightFormat, columns: usize) -> usize {
 
 /// Whether weights of a format are used with activations of an element type. Dense weights of another type are used with f32
 /// only, as on CPUs.
-pub(super) fn goes_with(format: WeightFormat, dtype: DType) -> bool {
+pub(crate) fn goes_with(format: WeightFormat, dtype: DType) -> bool {
     !matches!(format, WeightFormat::Dense(stored) if stored != dtype && dtype != DType::F32)
 }
 
@@ -227,8 +241,40 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
             };
             cases.push(product.case(dtype));
         }
+        if format == WeightFormat::Dense(dtype) {
+            let shapes = THRESHOLDS.iter().copied().enumerate();
+            cases.extend(shapes.map(|(number, (label, m, n, k, layout))| {
+                let id = format!("linear_{format}/{dtype}/{label}");
+                let values = Values::USUAL[number % 2];
+                let (random, bias, to) = (Random::named(&id), number % 2 == 1, dtype);
+                Product { id, format, sizes: [m, n, k], layout, values, bias, to, random }.case(dtype)
+            }));
+            cases.extend([Values::Rare, Values::Zeros].map(|values| special_case(dtype, values)));
+            cases.push(subnormal_case(dtype));
+        }
     }
     cases
+}
+
+/// A product of special values.
+fn special_case(dtype: DType, values: Values) -> Case {
+    let format = WeightFormat::Dense(dtype);
+    let id = format!("linear_{format}/{dtype}/special_{}", format!("{values:?}").to_lowercase());
+    let (random, layout, bias, to) = (Random::named(&id), PLAIN, false, dtype);
+    Product { id, format, sizes: [29, 17, 33], layout, values, bias, to, random }.case(dtype)
+}
+
+/// Subnormal activations and large weights, whose products are normal numbers.
+fn subnormal_case(dtype: DType) -> Case {
+    let [m, n, k] = [9, 17, 40];
+    let id = format!("linear_{dtype}/{dtype}/special_subnormals");
+    let mut random = Random::named(&id);
+    let x = random.tensor(dtype, &[m, k], Values::Subnormal);
+    let size = 2f64.powi(if dtype == DType::F16 { 9 } else { 100 });
+    let (weight, elements) = random_weight(&mut random, WeightFormat::Dense(dtype), [n, k], size);
+    let expected = Expected::reals(linear::linear(&x.values(), &elements, None, [m, n, k]));
+    let operands = vec![Operand::tensor(x), Operand::weight(weight), None];
+    Case::new(id, CallCase::new(Linear { dtype }, operands, vec![expected]))
 }
 
 /// Numbers of inputs and outputs of random cases; 128 and 256 are tile sizes of large products.

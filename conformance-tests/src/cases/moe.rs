@@ -38,6 +38,8 @@ pub(super) const SHAPES: &[Shape] = &[
     ("extent", 70, 16, 4, layout(8, true, Some(61))),
     ("extent_of_one", 9, 60, 6, layout(0, true, Some(1))),
     ("extent_of_nothing", 6, 8, 2, layout(0, true, Some(0))),
+    ("experts_257", 9, 257, 2, PLAIN),
+    ("rows_1025", 1025, 4, 1, PLAIN),
 ];
 
 /// A shape of a random case: rows, experts, slots and layout.

@@ -1,6 +1,6 @@
 //! Cases of `rms_norm` and `layer_norm`.
 
-use super::plane::{Plane, drawn, planes};
+use super::plane::{Plane, drawn, planes, special_planes, threshold_planes};
 use crate::{
     case::{CallCase, Case, Expected, Layout, Operand},
     draw::Draw,
@@ -30,6 +30,8 @@ pub(super) fn rms_norm(dtype: DType) -> Vec<Case> {
     let id = format!("rms_norm/{dtype}/rows_in_turns");
     let layout = Layout { gap: 8, offset: 0, bounded: true, extent: Some(4290) };
     let (random, values) = (Random::named(&id), Values::Uniform);
+    planes.extend(special_planes("rms_norm", dtype, |features| features));
+    planes.extend(threshold_planes("rms_norm", dtype, |features| features));
     planes.push(Plane { id, rows: 4301, features: 40, layout, values, random, number: 0 });
     planes.into_iter().map(|plane| rms_case(dtype, plane)).collect()
 }
@@ -55,7 +57,9 @@ fn rms_case(dtype: DType, plane: Plane) -> Case {
 }
 
 pub(super) fn layer_norm(dtype: DType) -> Vec<Case> {
-    let planes = planes("layer_norm", dtype, &Values::USUAL, |features| features);
+    let mut planes = planes("layer_norm", dtype, &Values::USUAL, |features| features);
+    planes.extend(special_planes("layer_norm", dtype, |features| features));
+    planes.extend(threshold_planes("layer_norm", dtype, |features| features));
     planes.into_iter().map(|plane| layer_case(dtype, plane)).collect()
 }
 

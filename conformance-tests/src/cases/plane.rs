@@ -92,6 +92,45 @@ pub(super) fn planes(
     planes
 }
 
+/// Planes of special values: infinity and NaN in rare places, zeros of both signs, and subnormal numbers.
+pub(super) fn special_planes(op: &str, dtype: DType, features: impl Fn(usize) -> usize) -> Vec<Plane> {
+    let kinds = [("rare", Values::Rare), ("zeros", Values::Zeros), ("subnormals", Values::Subnormal)];
+    let one = |(number, (label, values)): (usize, (&str, Values))| {
+        let id = format!("{op}/{dtype}/special_{label}");
+        let (random, layout) = (Random::named(&id), strided(3 * number, 1));
+        Plane { id, rows: 23, features: features(37), layout, values, random, number }
+    };
+    kinds.into_iter().enumerate().map(one).collect()
+}
+
+/// Planes just over sizes at which kernels change: 16 and 32 bits of an index, the threads of a block, the blocks of a grid. They
+/// are narrow, and so cheap.
+const THRESHOLDS: &[(&str, usize, usize)] = &[
+    ("rows_257", 257, 3),
+    ("rows_513", 513, 2),
+    ("rows_1025", 1025, 2),
+    ("rows_8193", 8193, 1),
+    ("rows_16385", 16_385, 1),
+    ("rows_65537", 65_537, 1),
+    ("columns_513", 2, 513),
+    ("columns_1025", 2, 1025),
+    ("columns_8193", 2, 8193),
+    ("columns_16385", 1, 16_385),
+    ("columns_65537", 1, 65_537),
+];
+
+/// The planes of [`THRESHOLDS`].
+pub(super) fn threshold_planes(op: &str, dtype: DType, features: impl Fn(usize) -> usize) -> Vec<Plane> {
+    let one = |(number, (label, rows, wanted)): (usize, &(&str, usize, usize))| {
+        let id = format!("{op}/{dtype}/{label}");
+        let (random, layout) = (Random::named(&id), strided(0, 0));
+        let (rows, features, values) = (*rows, features(*wanted), Values::Uniform);
+        // Every other attribute, so that optional operands come and go.
+        Plane { id, rows, features, layout, values, random, number: 2 * number + 1 }
+    };
+    THRESHOLDS.iter().enumerate().map(one).collect()
+}
+
 /// Numbers of rows of random cases: near tile sizes, and a prime.
 pub(super) const ROWS: &[usize] = &[1, 0, 2, 7, 15, 16, 17, 31, 32, 33, 61, 129];
 /// Numbers of features of random cases; the largest exceed what a block of threads handles at once.

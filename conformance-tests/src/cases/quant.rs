@@ -3,7 +3,7 @@
 use super::{
     linear::{Shape, random_weight},
     norm::Head,
-    plane::{Plane, ROWS, drawn, drawn_layout, planes},
+    plane::{Plane, ROWS, drawn, drawn_layout, planes, threshold_planes},
     region::{HeadsCase, HeadsOf, Variant, op, outputs, rounded},
 };
 use crate::{
@@ -28,7 +28,8 @@ fn vector_of(layout: Layout) -> Layout {
 const KINDS: &[Values] = &[Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Special];
 
 pub(super) fn quant_per_token(dtype: DType) -> Vec<Case> {
-    let planes = planes("quant_per_token", dtype, KINDS, |features| features);
+    let mut planes = planes("quant_per_token", dtype, KINDS, |features| features);
+    planes.extend(threshold_planes("quant_per_token", dtype, |features| features));
     planes.into_iter().map(|plane| quant_case(dtype, plane)).collect()
 }
 

@@ -36,6 +36,14 @@ const SHAPES: &[Shape] = &[
     ("extent_of_nothing", 6, 3, 32, 16, 40, layout(0, Some(0))),
 ];
 
+/// Shapes just over sizes at which kernels change.
+const THRESHOLDS: &[Shape] = &[
+    ("rows_1025", 1025, 1, 2, 1, 0, layout(0, None)),
+    ("rows_65537", 65_537, 1, 2, 1, 0, layout(0, None)),
+    ("heads_257", 2, 257, 4, 2, 7, layout(0, None)),
+    ("heads_1025", 1, 1025, 2, 1, 7, layout(0, None)),
+];
+
 pub(super) fn rope(dtype: DType) -> Vec<Case> {
     let of = |pairing: &RopePairing| {
         let pairing = *pairing;
@@ -44,7 +52,18 @@ pub(super) fn rope(dtype: DType) -> Vec<Case> {
             let random = Random::named(&id);
             rope_case(dtype, id, random, pairing, *shape, Values::USUAL[number % 3])
         };
-        SHAPES.iter().enumerate().map(one)
+        let special = [("special_rare", Values::Rare), ("special_zeros", Values::Zeros)];
+        let special = special.into_iter().map(move |(label, values)| {
+            let id = format!("rope_{}/{dtype}/{label}", pairing.name());
+            let random = Random::named(&id);
+            rope_case(dtype, id, random, pairing, (label, 9, 2, 16, 8, 3, layout(0, None)), values)
+        });
+        let over = THRESHOLDS.iter().map(move |shape| {
+            let id = format!("rope_{}/{dtype}/{}", pairing.name(), shape.0);
+            let random = Random::named(&id);
+            rope_case(dtype, id, random, pairing, *shape, Values::Uniform)
+        });
+        SHAPES.iter().enumerate().map(one).chain(special).chain(over)
     };
     RopePairing::ALL.iter().flat_map(of).collect()
 }

@@ -1,6 +1,6 @@
 //! Cases of `logit_process`, `argmax` and `sample`.
 
-use super::plane::{Plane, drawn, drawn_layout, planes};
+use super::plane::{Plane, drawn, drawn_layout, planes, special_planes, threshold_planes};
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
     draw::Draw,
@@ -34,11 +34,15 @@ const NO_PENALTIES: Penalties = Penalties { repetition: 1.0, presence: 0.0, freq
 
 /// The requests of the rows in random order, some of them -1.
 fn requests(random: &mut Random, rows: usize, capacity: usize) -> Vec<i32> {
-    (0..rows).map(|row| if row % 7 == 4 { -1 } else { random.below(capacity) as i32 }).collect()
+    // In a long batch, whole tiles in the middle are padding.
+    let padding = |row: usize| row % 7 == 4 || (rows == 70 && (16..50).contains(&row));
+    (0..rows).map(|row| if padding(row) { -1 } else { random.below(capacity) as i32 }).collect()
 }
 
 pub(super) fn logit_process(dtype: DType) -> Vec<Case> {
-    let planes = planes("logit_process", dtype, &Values::USUAL, |features| features);
+    let mut planes = planes("logit_process", dtype, &Values::USUAL, |features| features);
+    planes.extend(special_planes("logit_process", dtype, |features| features));
+    planes.extend(threshold_planes("logit_process", dtype, |features| features));
     planes.into_iter().map(|plane| process_case(dtype, plane)).collect()
 }
 
@@ -60,10 +64,12 @@ fn process_case(dtype: DType, plane: Plane) -> Case {
         })
         .collect();
     let table: Vec<f64> = penalties.iter().flat_map(|penalties| parameters(PLAIN, *penalties)).collect();
+    // In some cases tokens were generated more often than a byte or 16 bits can count.
+    let most = if plane.id.contains("special_") || plane.id.contains("columns_") { 100_000 } else { 5 };
     let count = |random: &mut Random| match random.below(4) {
-        0 => random.below(5) as i32,
+        0 => random.below(most) as i32,
         1 => IN_PROMPT,
-        2 => IN_PROMPT | random.below(5) as i32,
+        2 => IN_PROMPT | random.below(most) as i32,
         _ => 0,
     };
     let counts: Vec<i32> = (0..capacity * vocabulary).map(|_| count(&mut random)).collect();
@@ -124,7 +130,8 @@ fn argmax_plane(dtype: DType, plane: Plane) -> Case {
 }
 
 pub(super) fn argmax(dtype: DType) -> Vec<Case> {
-    let planes = planes("argmax", dtype, KINDS, |features| features);
+    let mut planes = planes("argmax", dtype, KINDS, |features| features);
+    planes.extend(threshold_planes("argmax", dtype, |features| features));
     let mut cases: Vec<Case> = planes.into_iter().map(|plane| argmax_plane(dtype, plane)).collect();
     let rows: [[f64; 3]; 6] = [
         [f64::NAN; 3],
@@ -136,6 +143,9 @@ pub(super) fn argmax(dtype: DType) -> Vec<Case> {
     ];
     let x = Tensor::floats(dtype, &[6, 3], rows.as_flattened());
     cases.push(argmax_case(format!("argmax/{dtype}/edges_of_the_numbers"), &x, 3, Layout::default()));
+    let id = format!("argmax/{dtype}/special_subnormals");
+    let tiny = Random::named(&id).scaled(dtype, &[13, 61], Values::Subnormal, 0.2);
+    cases.push(argmax_case(id, &tiny, 61, Layout::default()));
     let empty = Tensor::floats(dtype, &[3, 0], &[]);
     cases.push(argmax_case(format!("argmax/{dtype}/empty_rows"), &empty, 0, Layout::default()));
     cases
@@ -176,6 +186,7 @@ impl Batch {
     fn case(self) -> Case {
         let values = self.logits.values();
         let (mut ids, mut log_probabilities) = (Vec::new(), Vec::new());
+        let mut notes = vec!["padding".to_owned(); self.requests.len()];
         for (row, request) in self.requests.iter().enumerate() {
             let Ok(request) = usize::try_from(*request) else {
                 ids.push(Element::Bits(-1i32 as u32));
@@ -185,6 +196,7 @@ impl Batch {
             let seed = [self.seeds[2 * request], self.seeds[2 * request + 1]];
             let logits = &values[row * self.vocabulary..][..self.vocabulary];
             let draw = sampling::sample(logits, self.filters[request], seed, self.positions[row]);
+            notes[row] = self.filters[request].to_string();
             // If several tokens may win, the log-probability depends on which of them does.
             let [id] = draw.ids[..] else {
                 ids.push(Element::OneOf(draw.ids.iter().map(|id| *id as u32).collect()));
@@ -197,8 +209,12 @@ impl Batch {
         let vector = Layout { gap: 0, ..self.layout };
         let gate = Gate { inner: None, exponential: true };
         let results = vec![
-            Expected { distribution: self.distribution, ..Expected::new(ids).laid(vector, 1) },
-            Expected::new(log_probabilities).gated(gate).laid(vector, 1),
+            Expected {
+                distribution: self.distribution,
+                notes: notes.clone(),
+                ..Expected::new(ids).laid(vector, 1)
+            },
+            Expected { notes, ..Expected::new(log_probabilities).gated(gate).laid(vector, 1) },
         ];
         let capacity = self.filters.len();
         let table: Vec<f64> =
@@ -228,6 +244,27 @@ const FILTERS: &[(&str, Filters)] = &[
     ("min_p", Filters { min_p: 0.125, ..PLAIN }),
     ("all", Filters { temperature: 0.75, top_k: 20, top_p: 0.875, min_p: 0.03125 }),
 ];
+
+/// Filters off the beaten track, each alone and all of them side by side; all numbers are exact in f32.
+const UNUSUAL_FILTERS: &[(&str, Filters)] = &[
+    ("freezing", Filters { temperature: 0.05078125, ..PLAIN }),
+    ("boiling", Filters { temperature: 50.0, ..PLAIN }),
+    ("top_k_of_257", Filters { top_k: 257, ..PLAIN }),
+    ("top_k_of_700", Filters { top_k: 700, ..PLAIN }),
+    ("cold_top_k_of_300", Filters { temperature: 0.0625, top_k: 300, ..PLAIN }),
+    ("top_p_of_most", Filters { top_p: 0.9990234375, ..PLAIN }),
+    ("cold_top_p", Filters { temperature: 0.125, top_p: 0.5, ..PLAIN }),
+    ("hot_top_p", Filters { temperature: 3.0, top_p: 0.9375, ..PLAIN }),
+    ("min_p_of_half", Filters { min_p: 0.5, ..PLAIN }),
+    ("min_p_of_little", Filters { min_p: 0.001953125, ..PLAIN }),
+    ("hot_min_p", Filters { temperature: 4.0, min_p: 0.25, ..PLAIN }),
+    ("top_k_and_min_p", Filters { top_k: 300, min_p: 0.0078125, ..PLAIN }),
+    ("top_k_and_top_p", Filters { top_k: 300, top_p: 0.75, ..PLAIN }),
+];
+
+/// Label, rows and vocabulary size of cases with unusual filters, and of those just over sizes at which kernels change.
+const UNUSUAL_ROWS: &[(&str, usize, usize)] =
+    &[("few", 9, 1009), ("wide", 2, 32_003), ("vocabulary_257", 5, 257), ("vocabulary_8193", 2, 8193)];
 
 /// Label, rows and vocabulary size of each case.
 const ROWS: &[(&str, usize, usize)] = &[
@@ -265,6 +302,23 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
             let filters: Vec<Filters> = FILTERS.iter().map(|(_, filters)| *filters).collect();
             cases.push(mixed(id, &mut random, logits, Layout::default().with_extent(extent), &filters));
         }
+    }
+    for (label, rows, vocabulary) in UNUSUAL_ROWS.iter().copied() {
+        for (filter, filters) in UNUSUAL_FILTERS {
+            let id = format!("sample_{filter}/{dtype}/{label}");
+            let mut random = Random::named(&id);
+            let logits = random.scaled(dtype, &[rows, vocabulary], Values::Uniform, 6.0);
+            cases.push(mixed(id, &mut random, logits, Layout::default(), &[*filters]));
+        }
+    }
+    let unusual: Vec<Filters> = UNUSUAL_FILTERS.iter().map(|(_, filters)| *filters).collect();
+    for (label, rows, vocabulary) in
+        [("padded_in_the_middle", 70, 257), ("vocabulary_65537", 3, 65_537), ("rows_1025", 1025, 7)]
+    {
+        let id = format!("sample_unusual/{dtype}/{label}");
+        let mut random = Random::named(&id);
+        let logits = random.scaled(dtype, &[rows, vocabulary], Values::Uniform, 6.0);
+        cases.push(mixed(id, &mut random, logits, Layout::default(), &unusual));
     }
     cases.push(hopeless(dtype));
     cases.extend(

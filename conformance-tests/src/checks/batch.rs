@@ -5,18 +5,21 @@ use super::{
     paged::{Sequence, Turn},
 };
 use crate::{
-    cases::random_weight,
+    cases::{formats, goes_with, random_weight},
     random::{Random, Values},
     subject::Subject,
     tensor::Tensor,
 };
 use dsrun_core::{
-    BlockFormat, WeightFormat,
-    op::{Activation, Linear, Nonlinearity, Op, RmsNorm},
+    DType,
+    op::{
+        Activation, Add, Argmax, GateLayout, GatedActivation, LayerNorm, Linear, Nonlinearity, Op,
+        QuantPerToken, RmsNorm, Rope, RopePairing,
+    },
 };
 
 /// The rows of a batch: above the tile of any device.
-const ROWS: usize = 67;
+const ROWS: usize = 163;
 
 /// Remembers whether anything was claimed.
 struct Claims(bool);
@@ -38,54 +41,105 @@ impl Claims {
     }
 }
 
+/// An operand whose rows belong to the rows of the result, or one that all rows share.
+enum Operand {
+    Rows(Tensor),
+    Shared(Given),
+}
+
+/// A call whose rows stand for themselves.
+struct Call {
+    name: String,
+    op: Op,
+    operands: Vec<Operand>,
+}
+
+impl Call {
+    /// The operands of rows `first .. first + count`.
+    fn operands(&self, bench: &mut Bench, first: usize, count: usize) -> Result<Vec<Given>, Stop> {
+        let mut given = Vec::new();
+        for operand in &self.operands {
+            given.push(match operand {
+                Operand::Rows(tensor) => bench.give(&rows(tensor, first, count))?,
+                Operand::Shared(operand) => operand.clone(),
+            });
+        }
+        Ok(given)
+    }
+}
+
+/// Calls of all ops that treat rows one by one, for activations of a type.
+fn calls(bench: &mut Bench, dtype: DType) -> Result<Vec<Call>, Stop> {
+    let mut random = Random::named(&format!("batch/{dtype}"));
+    let plane = random.tensor(dtype, &[ROWS, 256], Values::HeavyTailed);
+    let x = || Operand::Rows(plane.clone());
+    let other = random.tensor(dtype, &[ROWS, 256], Values::HeavyTailed);
+    let vector = bench.give(&random.tensor(dtype, &[256], Values::Uniform))?;
+    let shared = |given: &Given| Operand::Shared(given.clone());
+    let absent = || Operand::Shared(Given::Absent);
+    let positions: Vec<i32> = (0..ROWS as i32).collect();
+    let frequencies = bench.give(&Tensor::floats(DType::F32, &[16], &[0.125; 16]))?;
+    let eps = 1e-5;
+    let gated = GatedActivation {
+        function: Nonlinearity::GeluTanh,
+        layout: GateLayout::Separate,
+        limit: 0.0,
+        up_offset: 0.0,
+    };
+    let mut calls = vec![
+        ("rms_norm", RmsNorm { eps, weight_offset: 0.0 }.into(), vec![x(), shared(&vector)]),
+        ("layer_norm", LayerNorm { eps }.into(), vec![x(), shared(&vector), shared(&vector)]),
+        ("activation", Activation { function: Nonlinearity::Silu, limit: 0.0 }.into(), vec![x(), absent()]),
+        ("gated_activation", gated.into(), vec![x(), Operand::Rows(other.clone()), absent()]),
+        ("add", Add { alpha: 0.5 }.into(), vec![x(), Operand::Rows(other), absent(), absent()]),
+        (
+            "rope",
+            Rope { heads: 8, pairing: RopePairing::Halves, scale: 1.0 }.into(),
+            vec![x(), Operand::Rows(Tensor::vector(&positions)), shared(&frequencies)],
+        ),
+        ("quant_per_token", QuantPerToken {}.into(), vec![x()]),
+        ("argmax", Argmax {}.into(), vec![x()]),
+    ]
+    .into_iter()
+    .map(|(name, op, operands)| Call { name: name.into(), op, operands })
+    .collect::<Vec<Call>>();
+    for format in formats().into_iter().filter(|format| goes_with(*format, dtype)) {
+        let (weight, _) = random_weight(&mut random, format, [129, 256], 0.06);
+        match bench.pack(&weight) {
+            Ok(weight) => calls.push(Call {
+                name: format!("linear_{format}"),
+                op: Linear { dtype }.into(),
+                operands: vec![x(), Operand::Shared(weight), absent()],
+            }),
+            Err(Stop::Unsupported(_)) => {}
+            Err(stop) => return Err(stop),
+        }
+    }
+    Ok(calls)
+}
+
 /// Ops whose rows stand for themselves.
 pub(super) fn of_rows(subject: &Subject) -> Outcome {
     let (mut bench, mut claims) = (Bench::new(subject.device())?, Claims(false));
     for dtype in floats(&**subject.device()) {
-        let mut random = Random::named(&format!("batch/{dtype}"));
-        let x = random.tensor(dtype, &[ROWS, 256], Values::HeavyTailed);
-        let norm = bench.give(&random.tensor(dtype, &[256], Values::Uniform))?;
-        let mut calls: Vec<(String, Op, Vec<Given>)> = vec![
-            ("rms_norm".into(), RmsNorm { eps: 1e-5, weight_offset: 0.0 }.into(), vec![norm]),
-            (
-                "activation".into(),
-                Activation { function: Nonlinearity::Silu, limit: 0.0 }.into(),
-                vec![Given::Absent],
-            ),
-        ];
-        let formats = [
-            WeightFormat::Dense(dtype),
-            WeightFormat::Block(BlockFormat::Q4_1),
-            WeightFormat::Block(BlockFormat::Q8_0),
-        ];
-        for format in formats {
-            let (weight, _) = random_weight(&mut random, format, [129, 256], 0.06);
-            match bench.pack(&weight) {
-                Ok(weight) => calls.push((
-                    format!("linear_{format}"),
-                    Linear { dtype }.into(),
-                    vec![weight, Given::Absent],
-                )),
-                Err(Stop::Unsupported(_)) => {}
-                Err(stop) => return Err(stop),
-            }
-        }
-        for (name, op, others) in calls {
-            let mut with = |x: &Tensor| -> Result<Vec<Given>, Stop> {
-                Ok([vec![bench.give(x)?], others.clone()].concat())
-            };
-            let (batch, alone) = (with(&x)?, with(&rows(&x, 0, 1))?);
-            if !claims.are(&bench, &op, &[&batch, &alone])? {
+        for call in calls(&mut bench, dtype)? {
+            let (batch, alone) = (call.operands(&mut bench, 0, ROWS)?, call.operands(&mut bench, 0, 1)?);
+            if !claims.are(&bench, &call.op, &[&batch, &alone])? {
                 continue;
             }
-            let whole = bench.one(op.clone(), &batch)?;
-            let whole = bench.get(&whole)?;
-            for (first, count) in [(0, 1), (31, 1), (ROWS - 1, 1), (5, 7), (40, 20)] {
-                let operands = [vec![bench.give(&rows(&x, first, count))?], others.clone()].concat();
-                let part = bench.one(op.clone(), &operands)?;
-                let what =
-                    format!("{name}/{dtype}: rows {first} to {} without the others", first + count - 1);
-                same_bits(&what, &bench.get(&part)?, &rows(&whole, first, count))?;
+            let whole = bench.run(call.op.clone(), &batch)?;
+            let whole: Vec<Tensor> = whole.iter().map(|held| bench.get(held)).collect::<Result<_, _>>()?;
+            for (first, count) in [(0, 1), (31, 1), (ROWS - 1, 1), (5, 7), (40, 20), (3, 66), (1, 129)] {
+                let operands = call.operands(&mut bench, first, count)?;
+                let part = bench.run(call.op.clone(), &operands)?;
+                let what = format!(
+                    "{}/{dtype}: rows {first} to {} without the others",
+                    call.name,
+                    first + count - 1
+                );
+                for (part, whole) in part.iter().zip(&whole) {
+                    same_bits(&what, &bench.get(part)?, &rows(whole, first, count))?;
+                }
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Real, philox::philox4x32_10};
 use dsrun_core::op::IN_PROMPT;
+use std::fmt;
 
 /// The penalties of a request.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +53,13 @@ pub struct Filters {
     pub top_p: f64,
     /// 0 means all.
     pub min_p: f64,
+}
+
+impl fmt::Display for Filters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { temperature, top_k, top_p, min_p } = self;
+        write!(f, "temperature {temperature}, top_k {top_k}, top_p {top_p}, min_p {min_p}")
+    }
 }
 
 /// The tokens that a row may draw.

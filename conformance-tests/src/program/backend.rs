@@ -4,6 +4,7 @@ use super::arguments::Target;
 use crate::subject::Subject;
 use anyhow::{Context, Result};
 use dsrun_core::{
+    DType,
     device::{Backend, DeviceOptions},
     op::Profile,
 };
@@ -30,6 +31,8 @@ pub(crate) struct Identity {
     pub(crate) profiles: Vec<String>,
     /// Names of the element types that the device supports.
     pub(crate) dtypes: Vec<String>,
+    /// Guarantees that the device does not give, and so is not tested for.
+    pub(crate) unclaimed: Vec<String>,
 }
 
 /// Opens the device under test. This runs code of the backend.
@@ -73,7 +76,32 @@ pub(crate) fn identity(subject: &Subject) -> Identity {
         device: properties.name.clone(),
         profiles: properties.profiles.iter().map(|profile| profile.name().to_owned()).collect(),
         dtypes: properties.dtypes.iter().map(|dtype| dtype.name().to_owned()).collect(),
+        unclaimed: unclaimed(subject),
     }
+}
+
+/// The guarantees that a device does not give.
+fn unclaimed(subject: &Subject) -> Vec<String> {
+    let (device, properties) = (subject.device(), subject.device().properties());
+    let names = |dtypes: &[DType]| dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ");
+    let mut unclaimed = Vec::new();
+    if !properties.strict_nan {
+        unclaimed.push("NaN in exactly the results that depend on it".to_owned());
+    }
+    for (what, flushed) in
+        [("operands", &properties.flushed.operands), ("results", &properties.flushed.results)]
+    {
+        if !flushed.is_empty() {
+            unclaimed.push(format!("subnormal {what} of {}", names(flushed)));
+        }
+    }
+    if device.graphs().is_none() {
+        unclaimed.push("graphs".to_owned());
+    }
+    if device.collective().is_none() {
+        unclaimed.push("collectives".to_owned());
+    }
+    unclaimed
 }
 
 /// The profiles that are required: those asked for, or else those the device claims, or else `llm-core-1`.

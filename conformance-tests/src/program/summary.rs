@@ -56,6 +56,8 @@ struct Device {
     name: String,
     claims: Vec<String>,
     dtypes: Vec<String>,
+    /// Guarantees that it does not give.
+    unclaimed: Vec<String>,
 }
 
 /// The parameters of a run.
@@ -97,6 +99,7 @@ impl Summary {
                 name: identity.device,
                 claims: identity.profiles,
                 dtypes: identity.dtypes,
+                unclaimed: identity.unclaimed,
             },
             profiles: asked.profiles.iter().map(|profile| profile.name().to_owned()).collect(),
             seed: asked.seed,
@@ -130,6 +133,12 @@ impl Summary {
              element type",
             self.seed, self.drawn
         )
+    }
+
+    /// One line with the guarantees that the device does not give; `None` if it gives all.
+    pub(crate) fn unclaimed(&self) -> Option<String> {
+        let unclaimed = &self.device.unclaimed;
+        (!unclaimed.is_empty()).then(|| format!("not claimed, and not tested: {}", unclaimed.join("; ")))
     }
 
     /// One line with the backend and the device.

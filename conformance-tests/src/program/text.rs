@@ -62,6 +62,9 @@ pub(crate) fn render(summary: &Summary, style: Style) -> String {
         "",
         style.width,
     );
+    if let Some(unclaimed) = summary.unclaimed() {
+        wrap(&mut text, &unclaimed, "", style.width);
+    }
     let verdict = if summary.passed { style.paint("1;32", "PASSED") } else { style.paint("1;31", "FAILED") };
     line(&mut text, &verdict);
     text

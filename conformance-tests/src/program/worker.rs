@@ -10,6 +10,7 @@ use super::{
     record::Record,
 };
 use crate::{
+    checks::remember_process,
     subject::Subject,
     suite::{Item, groups},
 };
@@ -32,6 +33,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Runs requests until standard input is closed.
 pub(crate) fn run(arguments: &Worker, linked: &[Arc<dyn Backend>]) -> Result<()> {
     let requests = receive();
+    remember_process();
     let subject = match backend::open(&arguments.target, linked) {
         Ok(subject) => subject,
         Err(error) => return send(&Event::Unusable(format!("{error:#}"))),

@@ -3,7 +3,7 @@
 use super::image::{Content, Image, Role, Scratch, describe, poison};
 use crate::{
     case::{CallCase, Element, Expected, Operand, Weight},
-    gate::{self, Verdict},
+    gate::{self, Numbers, Verdict},
     oracle::float,
     tensor::Tensor,
 };
@@ -236,7 +236,9 @@ pub(crate) fn judge(
             format!("the case expects {} elements, the result has {}", expected.elements.len(), found.len());
         return Err(Stop::Failed(message));
     }
-    Ok(gate::judge(desc.dtype, &desc.shape, expected, found, before, device.properties().strict_nan))
+    let properties = device.properties();
+    let numbers = Numbers { strict_nan: properties.strict_nan, flushed: properties.flushed.clone() };
+    Ok(gate::judge(desc.dtype, &desc.shape, expected, found, before, &numbers))
 }
 
 /// All tensors of a call, each once, with the name and, for results, the index.

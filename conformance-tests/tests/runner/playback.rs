@@ -8,7 +8,7 @@ use dsrun_core::{
     Code, DType, Error, Result, TensorDesc, WeightReader, WeightType,
     checked::{ValidArguments, ValidCall},
     collective::{Collective, host::HostCollective},
-    device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
+    device::{Buffer, BufferSlice, Device, DeviceProperties, Event, Flushed, MemoryKind, MemoryUse, Stream},
     kernels::{
         Argument, Arguments, BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
     },
@@ -60,6 +60,7 @@ impl PlaybackDevice {
             dtypes: DType::ALL.to_vec(),
             profiles: Vec::new(),
             strict_nan: true,
+            flushed: Flushed::default(),
             unified_memory: true,
         };
         Arc::new(Self { properties, call: call.clone(), fault, leaked: Arc::default() })

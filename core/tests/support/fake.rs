@@ -3,7 +3,7 @@
 use dsrun_core::{
     Code, DType, Error, Result, WeightReader, WeightType,
     checked::{ValidArguments, ValidCall, ValidOperand},
-    device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
+    device::{Buffer, BufferSlice, Device, DeviceProperties, Event, Flushed, MemoryKind, MemoryUse, Stream},
     kernels::{Binding, BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
     op::Op,
 };
@@ -35,6 +35,7 @@ impl Fake {
             dtypes: DType::ALL.to_vec(),
             profiles: Vec::new(),
             strict_nan: false,
+            flushed: Flushed::default(),
             unified_memory: true,
         };
         Self { properties, workspace: 0, ran: Arc::default() }

@@ -45,7 +45,9 @@ layout! {
     dsr_device_info { struct_size, index, memory_bytes, name }
     dsr_finding { struct_size, present, subject, detail }
     dsr_device_options { struct_size, compute_share, threads, memory_limit }
-    dsr_device_properties { struct_size, alignment, memory_bytes, dtypes, profiles, flags, name }
+    dsr_device_properties {
+        struct_size, alignment, memory_bytes, dtypes, profiles, flags, name, flushed_operands, flushed_results
+    }
     dsr_memory_use { struct_size, reserved, used, free }
     dsr_tensor_desc { dtype, rank, shape, strides, flags, reserved }
     dsr_weight_type { format, rank, shape, reserved }

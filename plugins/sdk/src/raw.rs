@@ -104,6 +104,10 @@ pub struct dsr_device_properties {
     pub flags: u64,
     /// Receives the product name.
     pub name: *mut dsr_text,
+    /// The float types whose subnormal numbers the device may take for zero in operands: bit n stands for DSR_DTYPE_* = n.
+    pub flushed_operands: u64,
+    /// The float types of which a result may be zero, with its sign, where it is subnormal: bit n stands for DSR_DTYPE_* = n.
+    pub flushed_results: u64,
 }
 
 /// The memory use of a device handle. The plugin fills it in.

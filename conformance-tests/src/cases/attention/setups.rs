@@ -232,6 +232,22 @@ pub(super) fn setups() -> Vec<Setup> {
     ]
 }
 
+/// Steps just over sizes at which kernels change. Heads are small, and so the steps are cheap.
+pub(super) fn thresholds() -> Vec<Setup> {
+    let new = Setup::new;
+    vec![
+        new("sequences_1025", &many(1025, |number| (1, 1 + number % 3)), [1, 1, 4]),
+        new("sequences_8193", &many(8193, |number| (1, 1 + number % 2)), [1, 1, 2]),
+        new("heads_257", &[(2, 5), (1, 3)], [257, 257, 4]),
+        new("group_of_128", &[(2, 5), (1, 33)], [128, 1, 4]),
+        new("keys_8193", &[(1, 8193)], [2, 1, 4]),
+        new("keys_16385", &[(1, 16_385), (1, 2)], [1, 1, 4]),
+        new("keys_65537", &[(1, 65_537)], [1, 1, 2]),
+        Setup { block: 1, ..new("pages_16385", &[(1, 16_385)], [1, 1, 4]) },
+        Setup { window: 9000, ..new("window_9000", &[(2, 10_000)], [1, 1, 4]) },
+    ]
+}
+
 /// Random steps of the fixed list.
 pub(super) fn random_setups(random: &mut Random) -> Vec<Setup> {
     const LABELS: [&str; 6] = ["random_0", "random_1", "random_2", "random_3", "random_4", "random_5"];

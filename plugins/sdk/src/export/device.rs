@@ -10,7 +10,7 @@ use super::{
 use crate::{decode, prefix, raw::*};
 use dsrun_core::{
     Error,
-    device::{Backend, Buffer, Device, DeviceInfo, DeviceProperties},
+    device::{Backend, Buffer, Device, DeviceInfo, DeviceProperties, Flushed},
 };
 use std::{ffi::c_void, ptr, sync::Arc};
 
@@ -111,8 +111,17 @@ unsafe extern "C" fn device_properties(
     returned(|| {
         // SAFETY: the caller passes our device and a struct to be filled.
         let (device, mut filled) = unsafe { (object::<Arc<dyn Device>>(raw)?, prefix::read(properties)?) };
-        let DeviceProperties { name, memory_bytes, alignment, dtypes, profiles, strict_nan, unified_memory } =
-            device.properties();
+        let DeviceProperties {
+            name,
+            memory_bytes,
+            alignment,
+            dtypes,
+            profiles,
+            strict_nan,
+            flushed,
+            unified_memory,
+        } = device.properties();
+        let Flushed { operands, results } = flushed;
         let flags = [
             (*strict_nan, DSR_DEVICE_STRICT_NAN),
             (*unified_memory, DSR_DEVICE_UNIFIED_MEMORY),
@@ -123,6 +132,8 @@ unsafe extern "C" fn device_properties(
         filled.alignment = u32::try_from(*alignment).map_err(too_large)?;
         filled.memory_bytes = *memory_bytes;
         filled.dtypes = mask(dtypes.iter().map(|dtype| *dtype as u32));
+        filled.flushed_operands = mask(operands.iter().map(|dtype| *dtype as u32));
+        filled.flushed_results = mask(results.iter().map(|dtype| *dtype as u32));
         filled.profiles = mask(profiles.iter().map(|profile| *profile as u32));
         filled.flags = flags.iter().filter(|(set, _)| *set).fold(0, |all, (_, flag)| all | flag);
         host()?.set_text(filled.name, name);

@@ -9,7 +9,7 @@ use crate::{host::TextSink, prefix, raw::*};
 use dsrun_core::{
     DType, Error, Result,
     collective::Collective,
-    device::{Buffer, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
+    device::{Buffer, Device, DeviceProperties, Event, Flushed, MemoryKind, MemoryUse, Stream},
     graph::Graphs,
     kernels::Kernels,
     op::Profile,
@@ -51,13 +51,15 @@ impl PluginDevice {
             return Err(Error::internal(message).at("device"));
         }
         let has = |number: u32, mask: u64| number < 64 && mask >> number & 1 == 1;
+        let types = |mask: u64| DType::ALL.into_iter().filter(|dtype| has(*dtype as u32, mask)).collect();
         let properties = DeviceProperties {
             name: name.into_text(),
             memory_bytes: raw.memory_bytes,
             alignment: raw.alignment as usize,
-            dtypes: DType::ALL.into_iter().filter(|dtype| has(*dtype as u32, raw.dtypes)).collect(),
+            dtypes: types(raw.dtypes),
             profiles: Profile::ALL.into_iter().filter(|profile| has(*profile as u32, raw.profiles)).collect(),
             strict_nan: raw.flags & DSR_DEVICE_STRICT_NAN != 0,
+            flushed: Flushed { operands: types(raw.flushed_operands), results: types(raw.flushed_results) },
             unified_memory: raw.flags & DSR_DEVICE_UNIFIED_MEMORY != 0,
         };
         Ok(Self { open, properties, flags: raw.flags })

@@ -6,7 +6,7 @@ use dsrun_core::{
     collective::{Collective, Comm, host::HostCollective, host::HostComm},
     device::{
         Backend, BackendInfo, Buffer, BufferSlice, Device, DeviceInfo, DeviceOptions, DeviceProperties,
-        Event, Finding, MemoryKind, MemoryUse, Stream,
+        Event, Finding, Flushed, MemoryKind, MemoryUse, Stream,
     },
     graph::{CallList, Graph, Graphs},
     kernels::{
@@ -91,6 +91,7 @@ impl Backend for Tiny {
                 dtypes: vec![DType::F32, DType::U8],
                 profiles: vec![Profile::LlmCore1, Profile::LlmDist1],
                 strict_nan: true,
+                flushed: Flushed { operands: vec![DType::BF16], results: vec![DType::F32, DType::F16] },
                 unified_memory: index == 0,
             },
             used: Arc::default(),

@@ -23,8 +23,17 @@
  *            the host stops using the object. dsrun.hpp does this for C++.
  * Tensors    Row-major, with a stride for each dimension; the last dimension is contiguous. The memory between rows is not part
  *            of the tensor. An extent is an i32 that is read when the call runs; only that many first rows are valid, and others
- *            are neither read nor written. An index of -1 means skip; an index out of range is treated as -1. Sizes may be 0.
- *            Results share no memory with operands, except those they update.
+ *            are neither read nor written. More rows than there are means all, a negative number none. Where tensors of a call
+ *            share their rows, those below all of their extents are valid. An index of -1 means skip; an index out of range is
+ *            treated as -1. Sizes may be 0. Results share no memory with operands, except those they update. What operands and
+ *            extents hold is read when a call runs, never when it is bound.
+ * Numbers    Sums are made in f32 or wider, in any order, one running sum included. A result is rounded once, to nearest or by
+ *            truncation; a region may omit inner roundings. With u the unit roundoff of a result's type and m the sum of the
+ *            absolute values of its terms, a result y may be off by 2 u |y| + 2^-21 m max(1, sqrt(terms) / 4), and by 2^-20 |y|
+ *            more where it is in proportion to an exponential, sine or logarithm. Copies and integers are exact. Subnormal
+ *            numbers are kept in operands and results, except those of types in dsr_device_properties.flushed_operands and
+ *            flushed_results. What is computed on the way may be flushed below the smallest normal f32, but not in copies, casts
+ *            and additions. Infinities are infinities of the same sign; for NaN see DSR_DEVICE_STRICT_NAN.
  * Process    A plugin does not end the process, install signal handlers or change the environment. It is never unloaded.
  * Checks     The host validates all descriptions and arguments before it calls a plugin. A plugin that other callers may use
  *            validates them with one call each: dsr_host_api.validate_call and validate_arguments.
