@@ -594,7 +594,7 @@ static FAULTS: &[Fault] = &[
     run("temperature_of_two_at_most", |run, stream| filters(run, stream, |row| row[0] = row[0].min(2.0))),
     run("counts_of_a_byte", |run, stream| {
         operand(run, stream, "logit_process", 3, |_, counts| {
-            counts.map(|_, count| count & IN_PROMPT as i32 | count & 0xFF);
+            counts.map(|_, count| count & IN_PROMPT | count & 0xFF);
         })
     }),
     run("padding_ends_the_batch", |run, stream| {

@@ -63,10 +63,7 @@ pub(crate) const HARMLESS: &[Harmless] = &[
     harmless("sums products from the last to the first", summing("backward_sum")),
     harmless("sums products in f64", summing("wide_sum")),
     harmless("sums products in four parts", summing("sum_of_parts")),
-    harmless(
-        "rounds results towards zero",
-        run("truncates", |run, stream| nudged(run, stream, |value| toward_zero(value))),
-    ),
+    harmless("rounds results towards zero", run("truncates", |run, stream| nudged(run, stream, toward_zero))),
     harmless(
         "has exponentials that are good to 21 bits",
         run("fast_exponential", |run, stream| match run.op() {

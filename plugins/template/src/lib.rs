@@ -6,7 +6,7 @@ mod memory;
 use dsrun_core::{
     Code, DType, Error, Result,
     device::{
-        Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, Flushed, MemoryKind,
+        Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, MemoryKind,
         MemoryUse, Stream,
     },
     kernels::Kernels,
@@ -61,7 +61,7 @@ impl Backend for MyBackend {
             // List a profile here when the device has all of its ops.
             profiles: Vec::new(),
             strict_nan: true,
-            flushed: Flushed::default(),
+            flushed: dsrun_core::device::Flushed::default(),
             unified_memory: false,
         };
         Ok(Arc::new(HostDevice { properties, account: Arc::new(Account::new(options.memory_limit)) }))

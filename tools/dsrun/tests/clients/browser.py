@@ -265,6 +265,7 @@ def fits_a_phone(browser):
     assert browser.value("getComputedStyle(document.getElementById('conversations')).display") == "block"
     browser.value("document.getElementById('menu').click()")
     browser.call("Emulation.clearDeviceMetricsOverride")
+    browser.until("getComputedStyle(document.getElementById('conversations')).display != 'none'")
 
 
 def says_what_is_what(browser):

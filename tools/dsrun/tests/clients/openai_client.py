@@ -119,8 +119,9 @@ def tools(client, model):
         for chunk in client.chat.completions.create(**ask, tool_choice=named, stream=True)
         if chunk.choices and chunk.choices[0].delta.tool_calls
     ]
-    [[streamed]] = deltas
-    assert streamed.index == 0 and json.loads(streamed.function.arguments) == arguments
+    pieces = [piece for delta in deltas for piece in delta]
+    assert all(piece.index == 0 for piece in pieces) and pieces[0].function.name == "get_weather", pieces
+    assert json.loads("".join(piece.function.arguments or "" for piece in pieces)) == arguments, pieces
 
     back = [*QUESTION, choice.message, {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "Rain"}]
     free = client.chat.completions.create(**{**ask, "messages": back, "max_completion_tokens": 8})

@@ -198,8 +198,9 @@ async function answer(conversation) {
     if (error.name !== "AbortError") failed = error.message;
   }
   delete message.open;
-  if (tokens > 1 && first !== null) {
-    const rate = (tokens - 1) / ((performance.now() - first) / 1000);
+  const seconds = first === null ? 0 : (performance.now() - first) / 1000;
+  if (tokens > 1 && seconds > 0) {
+    const rate = (tokens - 1) / seconds;
     message.figures = `${tokens} tokens, ${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`;
   }
   if (failed !== null) {
