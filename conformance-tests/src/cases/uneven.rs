@@ -50,11 +50,13 @@ pub(crate) fn uneven(case: &Case) -> Vec<Case> {
         }
         case
     };
-    // A device may write a key without a value, attend to a row that is no query, and group rows as it likes.
+    // A device may write a key without a value, or a part of a latent, attend to a row that is no query, and group rows as it likes.
     let is_kept = |index: &&usize| {
         !matches!(
             (&call.op, name(**index)),
-            (Op::KvWrite(_) | Op::Attention(_), "key" | "value") | (_, "order")
+            (Op::KvWrite(_) | Op::Attention(_), "key" | "value")
+                | (Op::LatentWrite(_), "value" | "rest")
+                | (_, "order")
         )
     };
     bounded.iter().filter(is_kept).map(keeping).collect()
