@@ -493,6 +493,13 @@ static FAULTS: &[Fault] = &[
         }
         _ => run.right(stream),
     }),
+    run("region_forgets_weights", |run, stream| match in_region() {
+        true => operand(run, stream, "moe_combine", 1, |_, weights| {
+            let first = if weights.count() > 0 { weights.float(0) } else { 0.0 };
+            (0..weights.count()).for_each(|index| weights.set_float(index, first));
+        }),
+        false => run.right(stream),
+    }),
     run("region_records_another", |run, stream| match in_region() {
         true => result(run, stream, "commit_tokens", 0, flip),
         false => run.right(stream),

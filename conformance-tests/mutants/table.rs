@@ -187,6 +187,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "products by weights of integers are a quarter larger in a region",
         "check/replay_decoder_integers",
     ),
+    mutant(
+        "region_forgets_weights",
+        "experts in a region all have the weight of the first",
+        "check/replay_decoder_experts",
+    ),
     mutant("region_records_another", "a region records another token than it samples", "check/replay_token"),
     mutant(
         "region_scales_a_part",
@@ -250,7 +255,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     // Sampling off the presets.
     mutant("temperature_at_least_a_tenth", "a temperature below 0.1 is 0.1", "sample_freezing/f32/few"),
     mutant("temperature_of_two_at_most", "a temperature above 2 is 2", "sample_boiling/f32/few"),
-    mutant("top_k_of_256_at_most", "top-k keeps at most 256 tokens", "sample_top_k_of_700/f32/wide"),
+    mutant(
+        "top_k_of_256_at_most",
+        "top-k keeps at most 256 tokens",
+        "sample_top_k_of_700/f32/vocabulary_8193",
+    ),
     mutant(
         "min_p_alone_ignored",
         "min-p does nothing without top-k and top-p",

@@ -170,9 +170,13 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
             let d = lid + 64u * i;
             if (d >= P.value_size) { break; }
             var sum = sums[i] * rescale;
-            for (var j = 0u; j < 64u; j += 1u) {
-                // A key that is not visible has no value, not even one times zero.
+            // Four keys in each iteration: Mesa's software driver ends a shader's loops after 65535 iterations in all. A key that is not
+            // visible has no value, not even one times zero.
+            for (var j = 0u; j < 64u; j += 4u) {
                 if (weights[j] != 0.0) { sum += weights[j] * value_get(places[j] + d); }
+                if (weights[j + 1u] != 0.0) { sum += weights[j + 1u] * value_get(places[j + 1u] + d); }
+                if (weights[j + 2u] != 0.0) { sum += weights[j + 2u] * value_get(places[j + 2u] + d); }
+                if (weights[j + 3u] != 0.0) { sum += weights[j + 3u] * value_get(places[j + 3u] + d); }
             }
             sums[i] = sum;
         }
