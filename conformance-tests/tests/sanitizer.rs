@@ -51,14 +51,19 @@ fn call_of(case: &CallCase) -> ValidCall {
     call.validate().unwrap()
 }
 
-/// The kernels that a case launches; none for a region that the backend leaves to the calls of its body.
+/// The kernels that a case launches; none for a region that the backend leaves to the calls of its body, nor for latent attention, which
+/// CUDA does not have.
 fn kernels_of(case: &Case) -> BTreeSet<&'static str> {
     let calls = case.calls.iter().filter(|call| !matches!(call.op, Op::AttentionPrepare(_)));
     let specs = |call: &CallCase| match kernel_specs(&call_of(call), &H200) {
-        Err(error) if matches!(call.op, Op::Region(_)) && error.code() == Code::Unsupported => Vec::new(),
+        Err(error) if error.code() == Code::Unsupported && may_be_refused(&call.op) => Vec::new(),
         specs => specs.unwrap(),
     };
     calls.flat_map(specs).map(|spec| spec.entry).collect()
+}
+
+fn may_be_refused(op: &Op) -> bool {
+    matches!(op, Op::Region(_)) || op.profile() == Some(Profile::LlmMla1)
 }
 
 #[test]
