@@ -24,7 +24,8 @@
 //!   casts and additions keep them on the way too: for them, `tiny` is four subnormal steps of the stored type.
 //!
 //! A device may say that it flushes subnormal numbers of some types ([`dsrun_core::device::Flushed`]). Then zero stands for a
-//! subnormal result, and a result is right too if it is that of operands in which subnormal numbers are zero.
+//! subnormal result, and a result is right too if it is that of operands in which subnormal numbers are zero. If the type is f32,
+//! which ops compute in, the few steps of an addition may each lose up to the smallest normal f32 as well.
 //!
 //! **All elements of a result together**: the mean of `((ŷ − y) / s)²` is at most the limit below, with
 //! `s = max(|y|, m / 64, m₂', smallest normal)` and `m₂'` the root of the sum of squares of inner terms:
@@ -116,6 +117,12 @@ impl Gate {
         self.normal_limit(dtype, real) + 4.0 * float::subnormal_step(dtype)
     }
 
+    /// The same on a device that flushes subnormal f32: each of the few steps may lose one.
+    fn flushed_limit(self, dtype: DType, real: Real) -> f64 {
+        let tiny = float::subnormal_step(dtype).max(float::smallest_normal(DType::F32));
+        self.normal_limit(dtype, real) + 4.0 * tiny
+    }
+
     fn normal_limit(self, dtype: DType, real: Real) -> f64 {
         let single = float::unit(DType::F32);
         let growth = ((real.terms as f64).sqrt() / 4.0).max(1.0);
@@ -175,6 +182,15 @@ pub fn judge(
         true => expected.gate.exact_limit(dtype, real),
         false => expected.gate.limit(dtype, real),
     };
+    // Whether the steps of this op may flush, where those of another device may not.
+    let flushes_steps = expected.keeps_subnormals
+        && [&numbers.flushed.operands, &numbers.flushed.results]
+            .iter()
+            .any(|types| types.contains(&DType::F32));
+    let flushed_limit_of = |real: Real| match flushes_steps {
+        true => expected.gate.flushed_limit(dtype, real),
+        false => limit_of(real),
+    };
     for (at, element) in expected.elements.iter().enumerate() {
         let (bits, value) = (found[at], float::value(dtype, found[at]));
         // Right for a device that flushes what this one says it may.
@@ -185,10 +201,14 @@ pub fn judge(
                 Element::Bits(right) => bits == *right,
                 Element::OneOf(all) => all.contains(&bits),
                 Element::Real(real) if real.value.is_nan() => !numbers.strict_nan || value.is_nan(),
-                Element::Real(real) => error_of(dtype, value, *real, limit_of(*real)) <= limit_of(*real),
+                Element::Real(real) => {
+                    let limit = flushed_limit_of(*real);
+                    error_of(dtype, value, *real, limit) <= limit
+                }
             };
             wrong
-                && (is_flushed(dtype, element, value, &numbers.flushed)
+                && (flushes_steps && is_right(element)
+                    || is_flushed(dtype, element, value, &numbers.flushed)
                     || expected.flushed.get(at).is_some_and(|other| {
                         is_right(other) || is_flushed(dtype, other, value, &numbers.flushed)
                     }))
@@ -229,7 +249,8 @@ pub fn judge(
                 let error = error_of(dtype, value, *real, limit);
                 let ratio = if error.is_nan() { f64::INFINITY } else { error / limit };
                 // What is right because of a flush says nothing of other errors.
-                let is_other = is_flushed(dtype, element, value, &numbers.flushed)
+                let is_other = (flushes_steps && ratio > 1.0)
+                    || is_flushed(dtype, element, value, &numbers.flushed)
                     || expected.flushed.get(at).is_some_and(|other| other != element);
                 if is_other && flushed(true) {
                     continue;
@@ -440,6 +461,25 @@ mod tests {
         assert!(passes(DType::F16, one, off));
         let verdict = verdict(DType::F16, elements, &[off; ENOUGH]);
         assert!(verdict.failures.iter().any(|failure| failure.contains("mean square")), "{verdict:?}");
+    }
+
+    #[test]
+    fn an_addition_may_lose_subnormal_terms_only_on_a_device_that_says_so() {
+        let elements = vec![Element::Real(Real::new(3.5e-38, 3.5e-38)), Element::Real(Real::new(1.0, 1.0))];
+        let expected = Expected::new(elements).keeping_subnormals();
+        let judged = |found: [f64; 2], flushed: &Flushed| {
+            let bits = found.map(|value| float::bits(DType::F32, value));
+            let numbers = Numbers { strict_nan: true, flushed: flushed.clone() };
+            judge(DType::F32, &[2], &expected, &bits, &[0; 2], &numbers).failures.is_empty()
+        };
+        let flushing = Flushed { operands: vec![DType::F32], results: Vec::new() };
+        let halves = Flushed { operands: vec![DType::F16], results: Vec::new() };
+        let lost = [2.8e-38, 1.0];
+        assert!(judged(lost, &flushing));
+        assert!(!judged(lost, &halves));
+        assert!(!judged(lost, &Flushed::default()));
+        assert!(!judged([-9.0e-38, 1.0], &flushing));
+        assert!(!judged([3.5e-38, 1.0001], &flushing));
     }
 
     #[test]
