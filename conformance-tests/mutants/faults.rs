@@ -493,6 +493,16 @@ static FAULTS: &[Fault] = &[
         }
         _ => run.right(stream),
     }),
+    run("region_enlarges_experts", |run, stream| match run.call.operands.get(1) {
+        Some(Some(OperandDesc::Weight(weight)))
+            if in_region() && !matches!(weight.format, WeightFormat::Dense(_)) =>
+        {
+            result(run, stream, "grouped_linear", 0, |_, y| {
+                (0..y.count()).for_each(|index| y.set_float(index, y.float(index) * 1.25));
+            })
+        }
+        _ => run.right(stream),
+    }),
     run("region_forgets_weights", |run, stream| match in_region() {
         true => operand(run, stream, "moe_combine", 1, |_, weights| {
             let first = if weights.count() > 0 { weights.float(0) } else { 0.0 };

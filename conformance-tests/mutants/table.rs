@@ -188,6 +188,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "check/replay_decoder_integers",
     ),
     mutant(
+        "region_enlarges_experts",
+        "the linear layers of experts by weights of integers are a quarter larger in a region",
+        "check/replay_decoder_integer_experts",
+    ),
+    mutant(
         "region_forgets_weights",
         "experts in a region all have the weight of the first",
         "check/replay_decoder_experts",

@@ -119,6 +119,12 @@ pub const CHECKS: &[Check] = &[
         decoder::region_of_experts
     ),
     check!(
+        "replay_decoder_integer_experts",
+        "a region of decoder layers gives the results of its body with mixtures of experts of 4 bits",
+        None,
+        decoder::region_of_integer_experts
+    ),
+    check!(
         "replay_token",
         "a region that samples gives the results of its body, and updates the request table in the same way",
         None,

@@ -18,7 +18,8 @@ use dsrun_core::{
 use dsrun_cuda::{DeviceSpec, kernel_specs};
 use std::collections::{BTreeMap, BTreeSet};
 
-const H200: DeviceSpec = DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true };
+const H200: DeviceSpec =
+    DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false };
 
 const LIST: &str = include_str!("../../tools/sanitize/cases.txt");
 

@@ -22,13 +22,15 @@ pub struct DeviceSpec {
     pub blas: bool,
     /// Whether our own kernels multiply by dense weights where they are faster; if not, cuBLASLt does what it can.
     pub custom_gemm: bool,
+    /// Whether kernels of other ranks, which may wait for this one's, run on the GPU as well.
+    pub shared: bool,
 }
 
 impl DeviceSpec {
     /// A GPU of this compute capability, with the libraries that this machine has.
     pub(crate) fn new(capability: u32, sm_count: usize) -> Self {
         let custom_gemm = std::env::var_os(NO_CUSTOM_GEMM).is_none();
-        Self { capability, sm_count, blas: Library::CublasLt.is_present(), custom_gemm }
+        Self { capability, sm_count, blas: Library::CublasLt.is_present(), custom_gemm, shared: false }
     }
 }
 

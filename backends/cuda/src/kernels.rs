@@ -42,9 +42,16 @@ pub(crate) struct CudaKernels {
     pub(crate) device: DeviceSpec,
 }
 
+impl CudaKernels {
+    /// The device as it is used now.
+    fn device(&self) -> DeviceSpec {
+        DeviceSpec { shared: self.context.is_shared(), ..self.device }
+    }
+}
+
 impl Kernels for CudaKernels {
     fn query(&self, call: &ValidCall) -> Result<Support> {
-        Ok(support(call, &self.device))
+        Ok(support(call, &self.device()))
     }
 
     fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
@@ -77,7 +84,7 @@ impl Kernels for CudaKernels {
     }
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
-        let plan = ops::plan(call, &self.device)?;
+        let plan = ops::plan(call, &self.device())?;
         let functions = plan.kernels.iter().map(|spec| self.context.function(spec)).collect::<Result<_>>()?;
         Ok(Arc::new(CudaPlan { context: self.context.clone(), call: call.clone(), plan, functions }))
     }

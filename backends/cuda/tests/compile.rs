@@ -393,6 +393,7 @@ fn plane_calls(dtype: DType) -> Vec<ValidCall> {
         Nonlinearity::GeluErf,
         Nonlinearity::GeluTanh,
         Nonlinearity::QuickGelu,
+        Nonlinearity::Tanh,
     ] {
         calls.push(call(Activation { function, limit: 0.0 }, vec![plane.clone(), vector.clone()]));
         for layout in [GateLayout::Separate, GateLayout::Concatenated, GateLayout::Interleaved] {
@@ -451,7 +452,13 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
     if capability >= 90 {
         calls.extend(decoder_calls());
     }
-    let devices = [true, false].map(|blas| DeviceSpec { capability, sm_count: 132, blas, custom_gemm: true });
+    let devices = [true, false].map(|blas| DeviceSpec {
+        capability,
+        sm_count: 132,
+        blas,
+        custom_gemm: true,
+        shared: false,
+    });
     let of_calls =
         calls.iter().flat_map(|call| devices.map(|device| kernel_specs(call, &device).unwrap())).flatten();
     of_calls.chain([copy_kernel()]).collect()

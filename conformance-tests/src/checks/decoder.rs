@@ -89,6 +89,12 @@ const EXPERTS: [Shape; 4] = [
     shape("one of 8 large experts", true, [1, 2, 64], [128, 14_336]).of_experts(8, 1),
 ];
 
+const EXPERTS_OF_INTEGERS: [Shape; 3] = [
+    shape("all of 8 experts", true, [2, 4, 64], [256, 256]).of("int4g128_f16").of_experts(8, 8),
+    shape("2 of 16 experts", true, [2, 2, 128], [512, 768]).of("int4g128").of_experts(16, 2).embedding(),
+    shape("one of 8 large experts", true, [2, 2, 64], [256, 14_336]).of("int4g128_f16").of_experts(8, 1),
+];
+
 const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize; 2]) -> Shape {
     let ([kv_heads, group, size], [hidden, inner]) = (heads, sizes);
     Shape {
@@ -235,7 +241,7 @@ impl Layers {
                 }
                 _ => Given::Absent,
             };
-            let mut product = |normed: bool, [rows, columns]: [usize; 2], size: f64, lean: &[f64]| {
+            let mut product = |format, normed: bool, [rows, columns]: [usize; 2], size: f64, lean: &[f64]| {
                 let mut operands = Vec::new();
                 let mut vector = |length: usize, low: f64, high: f64, lean: &[f64]| {
                     let lean = lean.iter().chain(iter::repeat(&0.0));
@@ -251,7 +257,7 @@ impl Layers {
                 }
                 let bias = if shape.llama { None } else { Some(vector(rows, -0.2, 0.2, lean)?) };
                 // Dense ones have now and then an element a hundred times as large, which makes rows five times as large.
-                let rare = if shape.format.is_some() { 1.0 } else { 8.0 };
+                let rare = if matches!(format, WeightFormat::Dense(_)) { 8.0 } else { 1.0 };
                 let size = size / (columns as f64).sqrt() / rare;
                 let (weight, _) = random_weight(random, format, [rows, columns], size);
                 operands.push(bench.pack(&weight)?);
@@ -269,22 +275,24 @@ impl Layers {
                 }
             };
             let (before, behind) = (
-                product(true, [heads + 2 * keys, shape.hidden], input, &lean)?,
-                product(false, [shape.hidden, heads], output, &[])?,
+                product(format, true, [heads + 2 * keys, shape.hidden], input, &lean)?,
+                product(format, false, [shape.hidden, heads], output, &[])?,
             );
             let halves = match shape.experts {
                 None => [
-                    product(true, [first, shape.hidden], 1.0, &[])?,
-                    product(false, [shape.hidden, shape.inner], 1.0, &[])?,
+                    product(format, true, [first, shape.hidden], 1.0, &[])?,
+                    product(format, false, [shape.hidden, shape.inner], 1.0, &[])?,
                 ],
                 Some([count, _]) => {
                     // The norm and the router, then the halves of the gated activation.
-                    let mut up = product(true, [count, shape.hidden], 4.0, &[])?;
+                    let dense = WeightFormat::Dense(dtype);
+                    let mut up = product(dense, true, [count, shape.hidden], 4.0, &[])?;
                     up.push(selection_bias);
                     for _ in 0..2 {
-                        up.extend(product(false, [count * shape.inner, shape.hidden], 1.5, &[])?);
+                        let rows = count * shape.inner;
+                        up.extend(product(format, false, [rows, shape.hidden], 1.5, &[])?);
                     }
-                    [up, product(false, [count * shape.hidden, shape.inner], 1.5, &[])?]
+                    [up, product(format, false, [count * shape.hidden, shape.inner], 1.5, &[])?]
                 }
             };
             let [up, down] = halves;
@@ -475,6 +483,11 @@ pub(super) fn region_of_integers(subject: &Subject) -> Outcome {
 /// The same with mixtures of experts.
 pub(super) fn region_of_experts(subject: &Subject) -> Outcome {
     of_shapes(subject, &EXPERTS)
+}
+
+/// The same with weights of 4 bits, but for the router.
+pub(super) fn region_of_integer_experts(subject: &Subject) -> Outcome {
+    of_shapes(subject, &EXPERTS_OF_INTEGERS)
 }
 
 /// One check for all would take minutes where a device builds kernels for each. Shapes and types that the device does not run as a

@@ -5,7 +5,7 @@
  *
  * With EXPERTS the MLP is a mixture of experts. The router's product follows the norm, and blocks exchange its logits like every other
  * result. In every block the producer warp waits for the logits, chooses the experts (choose.cuh), and copies their weights. The chosen
- * experts are treated as one MLP: the outputs of the first product are those of the chosen experts one after the other, each multiplied by
+ * experts, with dense weights or with integers of 4 bits, are treated as one MLP: the outputs of the first product are those of the chosen experts one after the other, each multiplied by
  * the weight of its expert, and a row of the second product is the concatenation of the experts' rows.
  *
  * Grid: at most one block per SM, all resident. Each block has 8 consumer warps, which multiply, and a producer warp, which copies weights.
@@ -55,6 +55,8 @@ __device__ inline float apply(float x) {
     /* (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)): no cancellation for large negative x. */
     float z = 0.79788456080286536f * (x + 0.044715f * x * x * x);
     return __fdividef(x, 1.0f + __expf(-2.0f * z));
+#elif FUNCTION == 6
+    return tanhf(x);
 #else
 #error FUNCTION is not the number of an activation
 #endif
@@ -75,7 +77,8 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     int first = first_of(turn);
     turn = turn_after(turn, TILES);
     if (first >= TILES) return;
-    u8* activations = memory + ACTIVATIONS_AT;
+    /* With packed integers the router has its activations as they are. */
+    u8* activations = memory + (P == ROUTER && BITS ? PLAIN_AT : ACTIVATIONS_AT);
     float* sums = (float*)(memory + SUMS_AT);
     mine += (i64)l * LAYER_BYTES;
     /* The source of residuals, and the destination of results. */
@@ -381,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         run_product<OUTPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
 #if EXPERTS
         stage_normed(m.products[UP], layer.norm_weights[1], layer.norm_biases[1], (const X*)(mine + base + MIDDLE_AT), false,
-                     memory + ACTIVATIONS_AT, scratch);
+                     memory + ACTIVATIONS_AT, scratch, memory + PLAIN_AT);
         meet();
         run_product<ROUTER>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
 #endif

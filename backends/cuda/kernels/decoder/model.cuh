@@ -44,10 +44,15 @@ constexpr int TILES_OF[5] = {OUTPUTS_OF[0] / (RUNS_OF[0] * ROWS_0), HIDDEN / ROW
 constexpr int TEAMS_OF[5] = {TEAMS_0, TEAMS_1, TEAMS_2, TEAMS_3, TEAMS_4};
 constexpr int SUMS_OF[5] = {RUN_SUMS / TEAMS_0, RUN_SUMS / TEAMS_1, RUN_SUMS / TEAMS_2, RUN_SUMS / TEAMS_3, RUN_SUMS / TEAMS_4};
 #if BITS
-/* Bytes of the scales of 8 outputs in a group, and the offset of the scales, which follow the integers of a product. */
+/* Bytes of the scales of 8 outputs in a group, and the offset of the scales, which follow the integers of a product; with experts the
+ * integers of all of them. */
 #define LINE (8 * (int)sizeof(SCALE))
-#define NUMBERS_AT(product) ((i64)OUTPUTS_OF[product] * INPUTS_OF[product] / 8 * BITS)
+#define NUMBERS_AT(product) \
+    (EXPERTS && ((product) == UP || (product) == DOWN) ? (i64)EXPERTS * EXPERT_INNER * HIDDEN / 8 * BITS \
+                                                       : (i64)OUTPUTS_OF[product] * INPUTS_OF[product] / 8 * BITS)
 #endif
+/* Whether a product has dense weights. A router always has. */
+#define IS_DENSE(product) (!BITS || (product) == ROUTER)
 constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUMNS_4};
 /* The exchange of a layer, offsets in bytes: the token in front of the layer, query, key and value, the token in the middle of
  * the layer, the inner activations of the MLP, with MERGED the result of attention, and the router's logits. */
@@ -79,8 +84,9 @@ constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUM
 #define MOST_SUMS LARGER(LARGER(LARGER(SUMS_OF_TILE(0), SUMS_OF_TILE(1)), LARGER(SUMS_OF_TILE(2), SUMS_OF_TILE(3))), EXPERTS ? SUMS_OF_TILE(4) : 0)
 #define BARRIERS_AT (SUMS_AT + WARPS * MOST_SUMS * 4)
 #define TABLE_AT (BARRIERS_AT + ROUNDED(RING_SLOTS * 16))
-/* With experts: the table of expert layers, and the memory of the router. */
+/* With experts: the table of expert layers, with packed integers the router's activations as they are, and the memory of the router. */
 #define EXPERT_TABLE_AT (TABLE_AT + ROUNDED(TABLE_LAYERS * (int)sizeof(Layer)))
-#define CHOICE_AT (EXPERT_TABLE_AT + ROUNDED(TABLE_LAYERS * (int)sizeof(ExpertLayer)))
+#define PLAIN_AT (EXPERT_TABLE_AT + ROUNDED(TABLE_LAYERS * (int)sizeof(ExpertLayer)))
+#define CHOICE_AT (PLAIN_AT + (BITS ? ROUNDED(HIDDEN * 2) : 0))
 
 extern __shared__ __align__(128) u8 memory[];

@@ -3,8 +3,8 @@
  *
  * Activations become three bytes each: linear/digits.cuh. A run is one unit of 8 outputs, or two. The 16 rows of m16n8k32 are a
  * unit's 8 outputs for two spans of inputs. The bytes of the first span are in columns 0 to 2, those of the second in 4 to 6, so each
- * lane has sums of one span and of one scale. A step is 8 outputs by 256 inputs. A warp's steps have the same inputs in
- * every run, so their bytes stay in registers.
+ * lane has sums of one span and of one scale. A step is 8 outputs by 256 inputs. Warps take the steps of a run in turn, on from slot to
+ * slot. A warp's steps have the same inputs in every run, so their bytes stay in registers.
  *
  * A line of 128 bytes is 16 bytes of each output of a unit. Loaded by ldmatrix it has no bank conflicts, and a lane gets one word of
  * four; if lanes loaded the 16 bytes of their output, the four lanes of an output would conflict. So a lane has one word of each piece of 16
@@ -50,8 +50,7 @@ template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vec
     if (eight % 16 == 0) *(float*)(to + 3 * PLANE(COUNT) + at / SPAN * 4) = bytes.scale();
 }
 
-/* The operands of a warp for product P. */
-template <int P> struct Factors {
+template <int P> struct Factors<P, false> {
     static constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], UNITS = ROWS_OF[P] / 8;
     /* Slots of a run; the last may have fewer inputs. */
     static constexpr int PIECES = (INPUTS + COLUMNS - 1) / COLUMNS, LAST = INPUTS - (PIECES - 1) * COLUMNS;
@@ -80,9 +79,14 @@ template <int P> struct Factors {
 
     static constexpr __device__ int columns(int piece) { return piece < PIECES - 1 ? COLUMNS : LAST; }
     static constexpr __device__ int each(int piece) { return piece < PIECES - 1 ? EACH : LAST_EACH; }
+    /* The warp's number among those that take the steps of a slot: the first step behind those of the slots before is that of number 0. */
+    static __device__ int member(const Thread& t, int piece) {
+        const int before = piece * (COLUMNS / (2 * SPAN)) % WARPS;
+        return before ? (t.warp + WARPS - before) % WARPS : t.warp;
+    }
     static __device__ bool has(const Thread& t, int piece, int i) {
         const int steps = columns(piece) / (2 * SPAN);
-        return (i + 1) * WARPS <= steps || t.warp + i * WARPS < steps;
+        return (i + 1) * WARPS <= steps || member(t, piece) + i * WARPS < steps;
     }
     /* The place of a lane's sum of a run. */
     static __device__ int place(const Thread& t) { return (t.group * 2 + t.part / 2) * WARPS + t.warp; }
@@ -91,7 +95,7 @@ template <int P> struct Factors {
     __device__ void load_step(const Thread& t, int piece, int own, const u8* from) {
         const int unit = own / EACH, i = own % EACH;
         if (i >= each(piece) || !has(t, piece, i)) return;
-        u32 lines = (u32)__cvta_generic_to_shared(from) + t.warp * (2 * SPAN * BITS) + t.lane * 16;
+        u32 lines = (u32)__cvta_generic_to_shared(from) + member(t, piece) * (2 * SPAN * BITS) + t.lane * 16;
         const int at = unit * (columns(piece) * BITS) + i * WARPS * (2 * SPAN * BITS);
 #pragma unroll
         for (int set = 0; set < 2; ++set) {
@@ -100,7 +104,7 @@ template <int P> struct Factors {
         }
 #if GROUP
         const int numbers = UNITS * columns(piece) * BITS + (unit * (columns(piece) / SPAN) + i * WARPS * 2) * LINE;
-        scale[own] = widen(*(const SCALE*)(from + numbers + (2 * t.warp + t.part / 2) * LINE + t.group * (int)sizeof(SCALE)));
+        scale[own] = widen(*(const SCALE*)(from + numbers + (2 * member(t, piece) + t.part / 2) * LINE + t.group * (int)sizeof(SCALE)));
 #endif
     }
     /* Gives a slot back once all lanes have read it. A vote on the loaded values completes only after the loads have: all lanes have
@@ -132,7 +136,7 @@ template <int P> struct Factors {
 
     /* The activations of this warp's step `i` of a piece. */
     static __device__ Bytes bytes_of_inputs(const Thread& t, const u8* activations, int piece, int i) {
-        int step = piece * (COLUMNS / (2 * SPAN)) + i * WARPS + t.warp;
+        int step = piece * (COLUMNS / (2 * SPAN)) + i * WARPS + member(t, piece);
         bool real = has(t, piece, i);
         const u8* own = activations + t.group % 4 * PLANE(INPUTS) + (2 * step + t.group / 4) * SPAN + t.part * 16;
         Bytes bytes;

@@ -102,9 +102,9 @@ template <typename T> __device__ inline void load_together(const T* from, float 
     }
 }
 
-/* Stages the normalised token. */
+/* Stages the normalised token; with `plain`, which only packed integers need, also as it is. */
 __device__ inline void stage_normed(const Product& p, const G* gains, const SHIFT* shifts, const X* x, bool there, u8* to,
-                                    float2* scratch) {
+                                    float2* scratch, u8* plain = nullptr) {
     float gain[OWN][TOGETHER], values[OWN][TOGETHER];
 #if NORM == 2
     float shift[OWN][TOGETHER];
@@ -191,6 +191,7 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
 #pragma unroll
             for (int i = 0; i < 4; ++i) all.word[i] = out.word[i % (TOGETHER / 2)];
             keep_eight<HIDDEN>(to, at, all);
+            if (BITS && plain) *(Vector*)(plain + at * 2) = all;
         } else {
 #pragma unroll
             for (int i = 0; i < TOGETHER / 2; ++i) *(u32*)(to + at * 2 + i * 4) = out.word[i];

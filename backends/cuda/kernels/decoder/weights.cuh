@@ -150,25 +150,45 @@ struct Copier {
             :: "r"(to), "l"(from), "r"(bytes), "r"(full), "l"(once) : "memory");
     }
 
+    /* Copies this block's weights of a product, slot by slot. With EXPERTS the products of the MLP take the weights of the `chosen` experts,
+     * and the second run of a tile is of the weight `second`. */
+    template <int P> __device__ void copy_product(const u8* weights, int& turn, const u8* second = nullptr, const int* chosen = nullptr) {
+        if constexpr (IS_DENSE(P)) copy_dense<P>(weights, turn, second, chosen);
 #if BITS
-    /* Copies this block's weights of a product, slot by slot. Units are whole, or a contiguous range of their columns; so are the
-     * scales of their groups, which follow them in the slot. */
-    template <int P> __device__ void copy_product(const u8* weights, int& turn) {
+        else copy_units<P>(weights, turn, second, chosen);
+#endif
+    }
+
+#if BITS
+    /* Units are whole, or a contiguous range of their columns; so are the scales of their groups, which follow them in the slot. */
+    template <int P> __device__ void copy_units(const u8* weights, int& turn, const u8* second, const int* chosen) {
+        constexpr bool OF_EXPERTS = EXPERTS && (P == UP || P == DOWN);
+        /* Elements of a row in memory. */
+        constexpr int ROW = OF_EXPERTS && P == DOWN ? EXPERT_INNER : INPUTS_OF[P];
         constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
         static_assert(RUN / 8 * BITS * 256 % (16 * COPIES) == 0, "copies are of 16 bytes");
+        static_assert(!OF_EXPERTS || (GROUP && (P == UP || ROW % COLUMNS == 0) && EXPERT_INNER % ROWS_OF[UP] == 0), "a slot is of one expert");
         int lane = threadIdx.x % 32;
-        const u8* numbers = weights + NUMBERS_AT(P);
 #pragma unroll 1
         for (int tile = first_of(turn); tile < TILES_OF[P]; tile += GRID) {
             Rows rows = rows_of<P>(tile);
 #pragma unroll 1
             for (int run = 0; run < RUNS_OF[P]; ++run) {
                 i64 unit = (run ? rows.high : rows.low) / 8;
+                const u8* of_run = weights;
+                if constexpr (OF_EXPERTS && P == UP) {
+                    unit = ((i64)chosen[rows.low / EXPERT_INNER] * EXPERT_INNER + rows.low % EXPERT_INNER) / 8;
+                    of_run = run ? second : weights;
+                }
 #pragma unroll 1
                 for (int column = 0; column < INPUTS; column += COLUMNS) {
-                    int columns = INPUTS - column < COLUMNS ? INPUTS - column : COLUMNS;
+                    int columns = INPUTS - column < COLUMNS ? INPUTS - column : COLUMNS, at_column = column;
+                    if constexpr (OF_EXPERTS && P == DOWN) {
+                        unit = ((i64)chosen[column / EXPERT_INNER] * HIDDEN + rows.low) / 8;
+                        at_column = column % EXPERT_INNER;
+                    }
                     int bytes = RUN / 8 * BITS * columns, of_groups = GROUP ? RUN / 8 * LINE * (columns / 128) : 0;
-                    const u8* from = weights + unit * (INPUTS * BITS) + column * BITS;
+                    const u8* from = of_run + unit * (ROW * BITS) + at_column * BITS;
                     u32 full = barriers + ring.slot * 16, slot = to + ring.slot * SLOT_BYTES;
                     await_room(full);
                     if (lane == 0) {
@@ -181,7 +201,7 @@ struct Copier {
                         if (lane == 0) copy(slot + at, from + at, bytes / COPIES, full);
                     }
                     if (GROUP && lane == 0) {
-                        copy(slot + bytes, numbers + unit * (INPUTS / 128 * LINE) + column / 128 * LINE, of_groups, full);
+                        copy(slot + bytes, of_run + NUMBERS_AT(P) + unit * (ROW / 128 * LINE) + at_column / 128 * LINE, of_groups, full);
                     }
                     ring.next();
                 }
@@ -189,10 +209,10 @@ struct Copier {
         }
         turn = turn_after(turn, TILES_OF[P]);
     }
-#else
-    /* Copies this block's weights of a product, slot by slot. Whole runs are contiguous and take a few copies. With EXPERTS the products of
-     * the MLP take the weights of the `chosen` experts, and the second run of a tile is of the weight `second`. */
-    template <int P> __device__ void copy_product(const u8* weights, int& turn, const u8* second = nullptr, const int* chosen = nullptr) {
+#endif
+
+    /* Whole runs are contiguous and take a few copies. */
+    template <int P> __device__ void copy_dense(const u8* weights, int& turn, const u8* second, const int* chosen) {
         constexpr bool OF_EXPERTS = EXPERTS && (P == UP || P == DOWN);
         /* Elements of a row in memory. */
         constexpr int ROW = OF_EXPERTS && P == DOWN ? EXPERT_INNER : INPUTS_OF[P];
@@ -243,7 +263,6 @@ struct Copier {
         }
         turn = turn_after(turn, TILES_OF[P]);
     }
-#endif
 };
 
 #if EXPERTS
@@ -298,8 +317,10 @@ struct Thread {
 /* Stores a partial sum of a warp for the warp that adds them up. */
 __device__ inline void leave_sum(u32 to, float sum) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(to), "f"(sum) : "memory"); }
 
-#if !BITS
-/* A warp's part of a slot. A run of 8, 4 or 2 outputs is multiplied in steps of 2, 4 or 8 sets of 32 inputs for each output, by two
+/* The operands of a warp for product P, by whether its weights are dense. */
+template <int P, bool DENSE = IS_DENSE(P)> struct Factors;
+
+/* A warp's part of a slot of dense weights. A run of 8, 4 or 2 outputs is multiplied in steps of 2, 4 or 8 sets of 32 inputs for each output, by two
  * mma of 16 rows. A lane's vector is its whole fragment: row `group` has its first and third word, row `group + 8` the others. So both
  * rows belong to one output and one set, and each counts in the column of the other operand that has its words of the inputs. A run
  * belongs to one team, whose warps take steps in turn. */
@@ -406,8 +427,7 @@ __device__ inline void take_slot(const Thread& t, Ring& ring, u32 barriers, cons
     weights.multiply_by(inputs, c, false, t, ring, barriers);
 }
 
-/* The operands of a warp for product P. */
-template <int P> struct Factors {
+template <int P> struct Factors<P, true> {
     static constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
     /* Inputs of the last slot of a run. */
     static constexpr int LAST = INPUTS - (INPUTS - 1) / COLUMNS * COLUMNS;
@@ -457,5 +477,4 @@ template <int P> struct Factors {
         }
     }
 };
-#endif
 #endif

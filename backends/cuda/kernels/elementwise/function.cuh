@@ -1,6 +1,6 @@
 /*
- * The function of an activation. FUNCTION is 1 relu, 2 silu, 3 gelu with erf, 4 gelu with tanh, 5 x / (1 + exp(-1.702 x)). Comparisons are written so that
- * NaN goes through.
+ * The function of an activation. FUNCTION is 1 relu, 2 silu, 3 gelu with erf, 4 gelu with tanh, 5 x / (1 + exp(-1.702 x)), 6 tanh.
+ * Comparisons are written so that NaN goes through.
  */
 __device__ inline float apply(float x) {
 #if FUNCTION == 1
@@ -15,6 +15,8 @@ __device__ inline float apply(float x) {
     /* (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)): no cancellation for large negative x. */
     float z = 0.79788456080286536f * (x + 0.044715f * x * x * x);
     return x / (1.0f + expf(-2.0f * z));
+#elif FUNCTION == 6
+    return tanhf(x);
 #else
 #error FUNCTION is not the number of an activation
 #endif

@@ -206,7 +206,11 @@ pub(crate) struct Exchange {
 
 impl Exchange {
     pub(super) fn new(rank: usize, mailboxes: Vec<Arc<Mailbox>>, members: Arc<Members>) -> Self {
-        Self { rank, mailboxes, members }
+        let exchange = Self { rank, mailboxes, members };
+        if exchange.shares_device() {
+            exchange.own().context.note_shared(true);
+        }
+        exchange
     }
 
     fn own(&self) -> &Mailbox {
@@ -331,6 +335,9 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
+        if self.shares_device() {
+            self.own().context.note_shared(false);
+        }
         // Whoever is the last frees memory that kernels of this rank write to.
         self.own().context.settle();
     }

@@ -91,14 +91,18 @@ impl Members {
         &counts[from * self.ranks() + to]
     }
 
-    /// Brings a rank together with those that it is about to exchange data with: they have come to their part too.
+    /// Brings a rank together with those that it is about to exchange data with: they have come to their part too, and have loaded
+    /// the kernels for it, which those that wait on a device may keep out.
+    ///
+    /// Along a chain of messages from lower ranks to higher ones, the first rank goes on when the last has come, and each of the
+    /// others when the one before it has enqueued what it sends: no kernel waits for one that is yet to be loaded. No two ranks
+    /// wait for each other, because a rank says first what it has come to; it only puts off saying that it awaits messages of lower ranks
+    /// until higher ones await its own, and waits only for lower ones to enqueue.
     ///
     /// # Errors
     /// If a rank does not come in time, or the group fails, which `check` says.
     pub(super) fn before(&self, rank: usize, turns: &[Turn], check: &dyn Fn() -> Result<()>) -> Result<()> {
-        // This rank says first what it has come to, so that no two wait for each other.
-        let mut first = None;
-        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        let (mut first, mut sends, mut receives) = (None, Vec::new(), Vec::new());
         for turn in turns {
             match *turn {
                 Turn::All => {
@@ -109,21 +113,31 @@ impl Members {
                     let count = self.pair(&self.offered, rank, peer);
                     sends.push((peer, count.fetch_add(1, Ordering::AcqRel) + 1));
                 }
-                Turn::Receive(peer) => {
-                    let count = self.pair(&self.awaited, peer, rank);
-                    receives.push((peer, count.fetch_add(1, Ordering::AcqRel) + 1));
-                }
+                Turn::Receive(peer) => receives.push(peer),
             }
         }
-        for (peer, message) in sends {
+        let come_to_receive =
+            |peer: usize| self.pair(&self.awaited, peer, rank).fetch_add(1, Ordering::AcqRel) + 1;
+        let is_awaited = |(peer, message): (usize, u64)| {
             let awaited = || self.pair(&self.awaited, rank, peer).load(Ordering::Acquire) >= message;
             let missing = || (!awaited()).then(|| format!("rank {peer}"));
-            wait(MESSAGE_TIMEOUT, "to come to what it receives", missing, check)?;
-        }
-        for (peer, message) in receives {
+            wait(MESSAGE_TIMEOUT, "to come to what it receives", missing, check)
+        };
+        let (lower, higher): (Vec<usize>, Vec<usize>) = receives.into_iter().partition(|peer| *peer < rank);
+        let higher: Vec<(usize, u64)> =
+            higher.into_iter().map(|peer| (peer, come_to_receive(peer))).collect();
+        sends.iter().filter(|(peer, _)| *peer > rank).try_for_each(|send| is_awaited(*send))?;
+        let lower: Vec<(usize, u64)> = lower.into_iter().map(|peer| (peer, come_to_receive(peer))).collect();
+        sends.iter().filter(|(peer, _)| *peer < rank).try_for_each(|send| is_awaited(*send))?;
+        for (peer, message) in higher {
             let offered = || self.pair(&self.offered, peer, rank).load(Ordering::Acquire) >= message;
             let missing = || (!offered()).then(|| format!("rank {peer}"));
             wait(MESSAGE_TIMEOUT, "to come to what it sends", missing, check)?;
+        }
+        for (peer, message) in lower {
+            let sent = || self.pair(&self.sent, peer, rank).load(Ordering::Acquire) >= message;
+            let missing = || (!sent()).then(|| format!("rank {peer}"));
+            wait(MESSAGE_TIMEOUT, "to enqueue what it sends", missing, check)?;
         }
         let Some(first) = first else { return Ok(()) };
         wait(MEETING_TIMEOUT, "to come to a collective", || below(&self.reached, first), check)
@@ -204,17 +218,23 @@ mod tests {
         Ok(())
     }
 
-    /// Runs ranks that go through the same steps, and notes who has enqueued what when another one goes on.
-    fn run(turns: &[&[Turn]], seen: impl Fn(usize, usize, &[AtomicU64]) + Sync) {
+    /// Runs ranks that go through the same steps. Calls `ready` with a rank, a step and the steps that all ranks have enqueued when the
+    /// rank may enqueue, and `seen` when it goes on to the next step.
+    fn run(
+        turns: &[&[Turn]],
+        ready: impl Fn(usize, usize, &[AtomicU64]) + Sync,
+        seen: impl Fn(usize, usize, &[AtomicU64]) + Sync,
+    ) {
         let members = Members::new(turns.len());
         let enqueued: Vec<AtomicU64> = turns.iter().map(|_| AtomicU64::new(0)).collect();
-        let (members, enqueued, seen) = (&members, &enqueued, &seen);
+        let (members, enqueued, ready, seen) = (&members, &enqueued, &ready, &seen);
         thread::scope(|scope| {
             for (rank, turns) in turns.iter().enumerate() {
                 scope.spawn(move || {
                     for step in 0..STEPS {
                         thread::sleep(Duration::from_micros((step * 13 + rank * 29) as u64 % 60));
                         members.before(rank, turns, &fine).unwrap();
+                        ready(rank, step, enqueued);
                         enqueued[rank].store(step as u64 + 1, Ordering::SeqCst);
                         members.after(rank, turns, &fine).unwrap();
                         seen(rank, step, enqueued);
@@ -227,34 +247,54 @@ mod tests {
     #[test]
     fn ranks_go_on_when_all_have_enqueued_a_collective() {
         let all: &[Turn] = &[Turn::All, Turn::All];
-        run(&[all; 4], |_, step, enqueued| {
+        let seen = |_, step: usize, enqueued: &[AtomicU64]| {
             let counts: Vec<u64> = enqueued.iter().map(|count| count.load(Ordering::SeqCst)).collect();
             // The others have, and may have gone one step further.
             assert!(
                 counts.iter().all(|count| (step as u64 + 1..=step as u64 + 2).contains(count)),
                 "{counts:?}"
             );
-        });
+        };
+        run(&[all; 4], |_, _, _| {}, seen);
+    }
+
+    /// What has been enqueued by a rank.
+    fn steps(enqueued: &[AtomicU64], rank: usize) -> usize {
+        enqueued[rank].load(Ordering::SeqCst) as usize
     }
 
     #[test]
-    fn stages_that_receive_and_send_in_one_step_do_not_wait_in_circles() {
+    fn a_stage_enqueues_behind_the_one_before_it_when_the_last_is_ready() {
         let stages: [&[Turn]; 3] = [
             &[Turn::Send(1), Turn::Send(1)],
             &[Turn::Receive(0), Turn::Send(2), Turn::Receive(0)],
             &[Turn::Receive(1)],
         ];
-        run(&stages, |rank, step, enqueued| {
+        let ready = |rank: usize, step: usize, enqueued: &[AtomicU64]| {
             if let Some(before) = rank.checked_sub(1) {
-                let sent = enqueued[before].load(Ordering::SeqCst);
-                assert!(sent > step as u64, "rank {rank} received in step {step} what was not sent: {sent}");
+                let sent = steps(enqueued, before);
+                assert!(sent > step, "rank {rank} is to receive in step {step} what was not sent: {sent}");
             }
-        });
+            // A stage that is still in the step before has yet to load kernels.
+            for later in rank + 1..3 {
+                let ended = steps(enqueued, later);
+                assert!(ended + 1 > step, "rank {later} is {} steps behind rank {rank}", step - ended);
+            }
+        };
+        run(&stages, ready, |_, _, _| {});
     }
 
     #[test]
     fn ranks_that_exchange_messages_in_turn_do_not_wait_in_circles() {
-        run(&[&[Turn::Send(1), Turn::Receive(1)], &[Turn::Receive(0), Turn::Send(0)]], |_, _, _| {});
+        let pair: [&[Turn]; 2] = [&[Turn::Send(1), Turn::Receive(1)], &[Turn::Receive(0), Turn::Send(0)]];
+        run(&pair, |_, _, _| {}, |_, _, _| {});
+        let ring: [&[Turn]; 4] = [
+            &[Turn::Send(1), Turn::Receive(3)],
+            &[Turn::Send(2), Turn::Receive(0)],
+            &[Turn::Send(3), Turn::Receive(1)],
+            &[Turn::Send(0), Turn::Receive(2)],
+        ];
+        run(&ring, |_, _, _| {}, |_, _, _| {});
     }
 
     #[test]

@@ -19,7 +19,10 @@ use std::{
     collections::HashMap,
     ffi::CString,
     fmt, ptr,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -66,6 +69,8 @@ pub(crate) struct Context {
     /// A word in device memory: whether a kernel of this handle gave up waiting for another rank.
     failed: OnceLock<u64>,
     waits: WaitRecord,
+    /// The groups in which this handle shares its GPU with another rank.
+    shared_by: AtomicUsize,
     /// What was enqueued on any stream.
     pub(crate) recent: Recent,
 }
@@ -126,8 +131,23 @@ impl Context {
             lost: OnceLock::new(),
             failed: OnceLock::new(),
             waits,
+            shared_by: AtomicUsize::new(0),
             recent: Recent::default(),
         }))
+    }
+
+    /// Whether the handle shares its GPU with another rank of a group.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared_by.load(Ordering::Relaxed) > 0
+    }
+
+    /// Notes that a group in which the handle shares its GPU has been joined, or left.
+    pub(crate) fn note_shared(&self, joined: bool) {
+        if joined {
+            self.shared_by.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.shared_by.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Makes the context the calling thread's, and refuses if the device is lost. Every entry point calls it once.

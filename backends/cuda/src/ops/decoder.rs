@@ -48,6 +48,11 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
     if !device.custom_gemm || !(90..120).contains(&device.capability) {
         return Err(refused("the GPU has no cooperative launch with bulk copies"));
     }
+    if device.shared {
+        return Err(refused(
+            "it takes a whole GPU, and kernels of another rank that wait for this one may be on it",
+        ));
+    }
     let shape = Shape::of(&body, call)?;
     let tiles = shape.tiles(device).ok_or_else(|| refused("they do not fit its blocks"))?;
     if let Some(embedding) = &body.embedding {

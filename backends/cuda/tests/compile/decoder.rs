@@ -260,14 +260,16 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
             }
         });
     let with_experts = [
-        (bf16, [2048, 768, 4, 8, 128], [128, 8], RouterScore::Softmax),
-        (f16, [4096, 14_336, 8, 4, 128], [8, 2], RouterScore::SoftmaxOfSelected),
-        (bf16, [1536, 512, 8, 2, 64], [256, 6], RouterScore::Sigmoid),
-        (f16, [256, 64, 2, 2, 64], [16, 1], RouterScore::SparseMixer),
+        (bf16, "bf16", [2048, 768, 4, 8, 128], [128, 8], RouterScore::Softmax),
+        (f16, "f16", [4096, 14_336, 8, 4, 128], [8, 2], RouterScore::SoftmaxOfSelected),
+        (bf16, "bf16", [1536, 512, 8, 2, 64], [256, 6], RouterScore::Sigmoid),
+        (f16, "f16", [256, 64, 2, 2, 64], [16, 1], RouterScore::SparseMixer),
+        (bf16, "int4g128_f16", [2048, 768, 4, 8, 128], [128, 8], RouterScore::Softmax),
+        (f16, "int4g128_f16", [4096, 14_336, 8, 4, 128], [8, 2], RouterScore::SoftmaxOfSelected),
+        (bf16, "int4g128", [1536, 512, 8, 2, 64], [256, 6], RouterScore::Sigmoid),
     ];
-    let mixtures =
-        with_experts.into_iter().map(|(dtype, [hidden, inner, kv_heads, group, head], sizes, score)| {
-            let format = if dtype == DType::BF16 { "bf16" } else { "f16" };
+    let mixtures = with_experts.into_iter().map(
+        |(dtype, format, [hidden, inner, kv_heads, group, head], sizes, score)| {
             let (function, head_norms) = (Nonlinearity::Silu, head == 128);
             let experts = Some((sizes, score));
             Layers {
@@ -283,6 +285,7 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
                 head_norms,
                 experts,
             }
-        });
+        },
+    );
     plain.chain(normed).chain(mixtures).map(|layers| outlined(&layers.program()))
 }

@@ -333,7 +333,8 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    const MACHINE: DeviceSpec = DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true };
+    const MACHINE: DeviceSpec =
+        DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false };
 
     /// Tiles of a model with 8 KV heads of 128 elements, each of 4 query heads.
     fn sizes(entries: usize) -> Sizes {

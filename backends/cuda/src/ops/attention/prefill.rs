@@ -255,7 +255,7 @@ mod tests {
     }
 
     fn device(capability: u32) -> DeviceSpec {
-        DeviceSpec { capability, sm_count: 132, blas: true, custom_gemm: true }
+        DeviceSpec { capability, sm_count: 132, blas: true, custom_gemm: true, shared: false }
     }
 
     #[rstest]

@@ -1,6 +1,9 @@
 //! Layers of a decoder whose MLP is a mixture of experts: what the kernel for layers is told of them.
 
-use super::{product::OUTPUTS, refused};
+use super::{
+    product::{OUTPUTS, packing},
+    refused,
+};
 use crate::ops::{
     body::{BodyReader, made, value},
     experts::{Mixture, RouterKernel},
@@ -109,12 +112,16 @@ impl Choice {
         [gate, down]: [&WeightType; 2],
         dtype: DType,
     ) -> Result<(Self, Vec<(&'static str, String)>)> {
-        let format = WeightFormat::Dense(dtype);
+        let dense = WeightFormat::Dense(dtype);
+        // Scales of whole rows cannot be applied to a sum over several experts.
+        let taken = gate.format == dense || packing(gate.format).is_some_and(|packing| packing.group > 0);
         let alike = second == gate
-            && gate.format == format
-            && *router == WeightType { format, shape: vec![experts.count, gate.columns()] };
+            && taken
+            && *router == WeightType { format: dense, shape: vec![experts.count, gate.columns()] };
         if !alike || !experts.count.is_multiple_of(OUTPUTS) || !down.columns().is_multiple_of(16) {
-            return Err(refused("experts and their router must have dense weights of one type"));
+            return Err(refused(
+                "a router must have dense weights, and experts dense weights of the same type or integers of 4 bits in groups of 128",
+            ));
         }
         let logits = [DType::F32, dtype].contains(&experts.logits);
         let Some(kernel) = experts.kernel().filter(|kernel| logits && kernel.is_one_warp()) else {

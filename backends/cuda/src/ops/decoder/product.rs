@@ -72,6 +72,12 @@ impl Product {
     /// The run of a product with packed integers: two units or one if they fit into a slot with all their inputs. Otherwise one unit
     /// in pieces of a slot each, so that all warps have the same number of steps in every piece but the last.
     fn units(&self) -> Run {
+        if let Some(piece) = self.piece {
+            // The longest part of a piece that fits into a slot.
+            let parts = (1..=piece / STEP).filter(|steps| (piece / STEP).is_multiple_of(*steps));
+            let longest = parts.map(|steps| steps * STEP).filter(|inputs| *inputs <= SLOT_COLUMNS).max();
+            return Run { outputs: OUTPUTS, inputs: longest.unwrap_or(STEP) };
+        }
         let whole = |units: &usize| {
             units * self.inputs <= SLOT_COLUMNS
                 && self.together.is_multiple_of(units * OUTPUTS)

@@ -338,14 +338,14 @@ impl Shape {
             let inner = self.inner / chosen;
             products[2].together = inner;
             products[3].piece = Some(inner);
-            products.push(product(self.hidden, count, 1));
+            products.push(Product { packing: None, ..product(self.hidden, count, 1) });
         }
         products
     }
 
     /// The kernel's tile configuration for a device; `None` if its blocks cannot hold such layers.
     pub(super) fn tiles(&self, device: &DeviceSpec) -> Option<TileConfig> {
-        let (products, packing) = (self.products(), packing(self.format));
+        let products = self.products();
         let bytes: usize = products.iter().map(Product::bytes).sum();
         if self.hidden > NORMED_INPUTS {
             return None;
@@ -358,7 +358,8 @@ impl Shape {
         };
         let slot = SLOT_BYTES.rev().step_by(SLOT_STEP).min_by_key(used)?;
         let runs: Vec<Run> = products.iter().map(|product| product.run(slot)).collect();
-        let slot = runs.iter().map(|run| run.bytes(packing)).max()?.next_multiple_of(128);
+        let slot = products.iter().zip(&runs).map(|(product, run)| run.bytes(product.packing)).max()?;
+        let slot = slot.next_multiple_of(128);
         // All blocks have a share of the first half of the MLP: there they see that all others are past what is older.
         let tiles = products[2].tiles(runs[2]);
         let most = device.sm_count.min(tiles);
@@ -366,7 +367,7 @@ impl Shape {
         let parts = self.kv_heads * (self.group / tile_heads);
         // As in the kernel, and 2 KiB for what it keeps beside.
         let rounded = |bytes: usize| bytes.next_multiple_of(128);
-        let staged = |product: &Product| match packing {
+        let staged = |product: &Product| match product.packing {
             None => rounded(product.inputs * ELEMENT),
             Some(_) => rounded(3 * (product.inputs + 64) + product.inputs / (STEP / 2) * 4),
         };
@@ -381,7 +382,8 @@ impl Shape {
             + rounded(self.table_layers() * size_of::<params::Layer>())
             + self.experts.map_or(0, |experts| {
                 let table = self.table_layers() * size_of::<params::ExpertLayer>();
-                rounded(table) + rounded(experts.words * size_of::<u32>())
+                let plain = packing(self.format).map_or(0, |_| rounded(self.hidden * ELEMENT));
+                rounded(table) + plain + rounded(experts.words * size_of::<u32>())
             });
         let left = device.shared_memory().checked_sub(beside + (2 << 10))?;
         let slots = (left / slot).min(SLOTS.end - 1);
@@ -470,7 +472,8 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    const DEVICE: DeviceSpec = DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true };
+    const DEVICE: DeviceSpec =
+        DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false };
 
     /// Hidden, inner, KV heads, query heads of each, elements of a head, whether the MLP is gated.
     fn shape([hidden, inner, kv_heads, group, head]: [usize; 5], gated: bool) -> Shape {

@@ -516,7 +516,8 @@ mod tests {
             let x = DType::BF16;
             let shape = Shape { rows, slots: 8, count: 128, outputs, inputs, x, format, x_stride: inputs };
             for (capability, sm_count) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
-                let device = DeviceSpec { capability, sm_count, blas: true, custom_gemm: true };
+                let device =
+                    DeviceSpec { capability, sm_count, blas: true, custom_gemm: true, shared: false };
                 for form in [Form::Plain, GATED, Form::Summed] {
                     let division = shape.division(form, &device);
                     // Beside lists of assignments.
