@@ -38,13 +38,20 @@ fn main() -> ExitCode {
         Arc::new(CudaBackend::new()),
         Arc::new(WgpuBackend::new()),
     ];
-    dsrun_test_support::run(backends.into_iter().flat_map(trials).collect())
+    let all = |backend: Arc<dyn Backend>| trials(&backend.info().name.clone(), backend, |_| true);
+    // Here every weight of more than four rows is longer than a binding.
+    let parts = trials("wgpu_parts", Arc::new(WgpuBackend::with_weight_parts(1)), |group| {
+        WEIGHTED.contains(&group.op())
+    });
+    dsrun_test_support::run(backends.into_iter().flat_map(all).chain(parts).collect())
 }
 
-/// The tests of a backend.
-fn trials(backend: Arc<dyn Backend>) -> Vec<Trial> {
-    let name = backend.info().name.clone();
-    let slow = name == "wgpu";
+/// The ops that read weights.
+const WEIGHTED: &[&str] = &["embed", "linear", "linear_w8a8", "grouped_linear", "head_linear"];
+
+/// The tests of a backend, of the groups that are `kept`.
+fn trials(name: &str, backend: Arc<dyn Backend>, kept: impl Fn(&Group) -> bool) -> Vec<Trial> {
+    let slow = name.starts_with("wgpu");
     let requirement = if slow { Requirement::Adapter } else { Requirement::Gpu };
     let no_device = requirement.missing(format!("{name} finds no device"));
     let missing = match backend.devices() {
@@ -60,7 +67,7 @@ fn trials(backend: Arc<dyn Backend>) -> Vec<Trial> {
             None => hold(backend, group, slow.then_some(SLICE)).map(|()| Completion::Completed),
         })
     };
-    groups().map(one).collect()
+    groups().filter(kept).map(one).collect()
 }
 
 /// Runs the items of a group: all, or so many, spread evenly.

@@ -41,6 +41,9 @@ fn activated(x: f32) -> f32 {
 #if QUICK_GELU
     return x / (1.0 + exp_of(-1.702 * x));
 #endif
+#if TANH
+    return tanh_of(x);
+#endif
 }
 
 fn limited_above(x: f32) -> f32 {

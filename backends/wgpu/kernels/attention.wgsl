@@ -1,12 +1,17 @@
-// Attention over the paged KV cache or within sequences. A workgroup of 64 threads makes one head of one row: it takes the keys in
-// tiles of 64, a thread scores one key of a tile, and a thread sums the values of every 64th element of the result. Softmax is
-// online: the sums are rescaled where a tile has a larger score than those before.
+// Attention over the paged KV cache or within sequences. A workgroup makes one head of one row. It takes the keys in tiles of as many
+// as it has threads, and each thread scores one key of a tile. Then the threads are in teams of 64, each for 64 keys of the tile: a
+// thread sums the values of every 64th element of the result. The sums of the teams are added at the end. Softmax is online: the
+// sums are rescaled where a tile has a larger score than those before.
 
+#if VECTORS
+var<workgroup> query_shared: array<vec4<f32>, QUADS>;
+#else
 var<workgroup> query_shared: array<f32, KEY_SIZE>;
-var<workgroup> weights: array<f32, 64>;
+#endif
+var<workgroup> weights: array<f32, THREADS>;
 // The value row of each key of a tile.
-var<workgroup> places: array<u32, 64>;
-var<workgroup> reduced: array<f32, 64>;
+var<workgroup> places: array<u32, THREADS>;
+var<workgroup> reduced: array<f32, THREADS>;
 var<workgroup> rows_shared: u32;
 var<workgroup> sequence_shared: atomic<u32>;
 var<workgroup> keys_shared: vec2<i32>;
@@ -15,7 +20,7 @@ fn largest_of_group(value: f32, lid: u32) -> f32 {
     workgroupBarrier();
     reduced[lid] = value;
     workgroupBarrier();
-    for (var half = 32u; half > 0u; half /= 2u) {
+    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
         if (lid < half) { reduced[lid] = max(reduced[lid], reduced[lid + half]); }
         workgroupBarrier();
     }
@@ -26,7 +31,7 @@ fn sum_of_group(value: f32, lid: u32) -> f32 {
     workgroupBarrier();
     reduced[lid] = value;
     workgroupBarrier();
-    for (var half = 32u; half > 0u; half /= 2u) {
+    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
         if (lid < half) { reduced[lid] += reduced[lid + half]; }
         workgroupBarrier();
     }
@@ -42,7 +47,27 @@ fn sequences() -> u32 {
 #endif
 }
 
-@compute @workgroup_size(64)
+// The product of the query and a key.
+fn product_with(key_at: u32) -> f32 {
+    var product = 0.0;
+#if VECTORS
+    for (var d = 0u; d < QUADS; d += 1u) { product += dot(query_shared[d], key_get4(key_at / 4u + d)); }
+#else
+    for (var d = 0u; d < P.key_size; d += 1u) { product += query_shared[d] * key_get(key_at + d); }
+#endif
+    return product;
+}
+
+// The weighted sum of element `d` of the values of four keys of a tile.
+fn values_of(key: u32, d: u32) -> f32 {
+    let w = vec4<f32>(weights[key], weights[key + 1u], weights[key + 2u], weights[key + 3u]);
+    let v = vec4<f32>(
+        value_get(places[key] + d), value_get(places[key + 1u] + d), value_get(places[key + 2u] + d), value_get(places[key + 3u] + d));
+    let products = select(w * v, vec4<f32>(), w == vec4<f32>());
+    return (products.x + products.y) + (products.z + products.w);
+}
+
+@compute @workgroup_size(THREADS)
 fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
     let group = flat_group(wid, nwg);
     let row = group / P.heads;
@@ -59,7 +84,7 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
     }
     if (row >= workgroupUniformLoad(&rows_shared)) { return; }
     // The number of the row's sequence plus one; 0 if it has none.
-    for (var s = lid; s < sequences(); s += 64u) {
+    for (var s = lid; s < sequences(); s += THREADS) {
         let start = start_get(s * P.start_stride);
         let count = queries_get(s * P.queries_stride);
         if (start >= 0 && count > 0 && row >= u32(start) && row - u32(start) < u32(count)) { atomicMax(&sequence_shared, s + 1u); }
@@ -98,9 +123,12 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
         keys_shared = vec2<i32>(0, -1);
     }
     let keys = workgroupUniformLoad(&keys_shared);
-    for (var d = lid; d < P.key_size; d += 64u) {
-        query_shared[d] = query_get(row * P.query_stride + head * P.key_size + d);
-    }
+    let query_at = row * P.query_stride + head * P.key_size;
+#if VECTORS
+    for (var d = lid; d < QUADS; d += THREADS) { query_shared[d] = query_get4(query_at / 4u + d); }
+#else
+    for (var d = lid; d < P.key_size; d += THREADS) { query_shared[d] = query_get(query_at + d); }
+#endif
     workgroupBarrier();
     let kv_head = head / P.group;
 
@@ -111,7 +139,10 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
         total = 1.0;
     }
     var sums = array<f32, VALUES>();
-    for (var first = keys.x; first < keys.y; first += 64) {
+    let stored = value_live() > 0u;
+    let lane = lid % 64u;
+    let team = lid / 64u * 64u;
+    for (var first = keys.x; first < keys.y; first += i32(THREADS)) {
         let key = first + i32(lid);
         var visible = key < keys.y;
         var score = minus_infinity();
@@ -141,9 +172,7 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
             }
 #endif
             if (visible) {
-                var product = 0.0;
-                for (var d = 0u; d < P.key_size; d += 1u) { product += query_shared[d] * key_get(key_at + d); }
-                score = P.scale * product;
+                score = P.scale * product_with(key_at);
                 if (P.softcap > 0.0) { score = P.softcap * tanh_of(score / P.softcap); }
                 if (alibi_here) {
                     var distance = position - key;
@@ -161,38 +190,41 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
         var weight = 0.0;
         if (visible) { weight = exp_of(score - next); }
         weights[lid] = weight;
-        places[lid] = value_at;
+        places[lid] = select(0u, value_at, visible);
         // Before the first visible key there is nothing to rescale.
         var rescale = 1.0;
         if (!is_minus_infinity(largest)) { rescale = exp_of(largest - next); }
         total = total * rescale + sum_of_group(weight, lid);
         for (var i = 0u; i < VALUES; i += 1u) {
-            let d = lid + 64u * i;
+            let d = lane + 64u * i;
             if (d >= P.value_size) { break; }
             var sum = sums[i] * rescale;
-            // Four keys in each iteration: Mesa's software driver ends a shader's loops after 65535 iterations in all. A key that is not
-            // visible has no value, not even one times zero.
-            for (var j = 0u; j < 64u; j += 4u) {
-                if (weights[j] != 0.0) { sum += weights[j] * value_get(places[j] + d); }
-                if (weights[j + 1u] != 0.0) { sum += weights[j + 1u] * value_get(places[j + 1u] + d); }
-                if (weights[j + 2u] != 0.0) { sum += weights[j + 2u] * value_get(places[j + 2u] + d); }
-                if (weights[j + 3u] != 0.0) { sum += weights[j + 3u] * value_get(places[j + 3u] + d); }
+            // Eight keys at a time, whose values are all loaded so that no load waits for a weight. A key that is not visible has the first
+            // value of all in its place, and adds nothing, not even zero times that value.
+            let end = select(team, min(team + 64u, u32(keys.y - first)), stored);
+            for (var j = team; j < end; j += 8u) {
+                sum += values_of(j, d) + values_of(j + 4u, d);
             }
             sums[i] = sum;
         }
         largest = next;
         workgroupBarrier();
     }
-    if (found == 0u) { return; }
     for (var i = 0u; i < VALUES; i += 1u) {
+        workgroupBarrier();
+        reduced[lid] = sums[i];
+        workgroupBarrier();
         let d = lid + 64u * i;
-        if (d >= P.value_size) { break; }
-        var value = 0.0;
-        if (total != 0.0) { value = sums[i] / total; }
-        y_set(row * P.y_stride + head * P.value_size + d, value);
+        if (found > 0u && lid < 64u && d < P.value_size) {
+            var sum = 0.0;
+            for (var other = lid; other < THREADS; other += 64u) { sum += reduced[other]; }
+            var value = 0.0;
+            if (total != 0.0) { value = sum / total; }
+            y_set(row * P.y_stride + head * P.value_size + d, value);
+        }
     }
 #if PAGED
-    if (lid == 0u) {
+    if (found > 0u && lid == 0u) {
         var log_sum = minus_infinity();
         if (total != 0.0) { log_sum = largest + ln_of(total); }
         log_sum_exp_set(row * P.log_sum_exp_stride + head, log_sum);

@@ -1,4 +1,5 @@
-// The paged KV cache: writing keys and values, and moving pages. A thread moves one element.
+// The paged KV cache: writing keys and values, or P.head elements of each key from P.head_offset on, and moving pages. A thread moves
+// one element.
 
 #if WRITE
 @compute @workgroup_size(64)
@@ -11,7 +12,7 @@ fn kv_write(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg:
     if (slot < 0) { return; }
     let page = u32(slot) / P.block;
     if (page >= cache_live()) { return; }
-    let at = page * P.cache_stride + column / P.head * P.head_stride + u32(slot) % P.block * P.slot_stride + column % P.head;
+    let at = page * P.cache_stride + column / P.head * P.head_stride + u32(slot) % P.block * P.slot_stride + P.head_offset + column % P.head;
 #if SAME
     cache_data[at] = x_data[row * P.x_stride + column];
 #else

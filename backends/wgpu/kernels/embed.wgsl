@@ -1,4 +1,5 @@
-// Token embedding. A thread makes one element of the result.
+// Token embedding. A thread makes one element of the result. A dispatch runs for each pair of parts of the two tables, in order, and
+// the last that has both rows writes the element: one with a further part of a table only writes rows of which it has that table's.
 
 @compute @workgroup_size(64)
 fn embed(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -11,14 +12,23 @@ fn embed(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: ve
     let quad = column / 4u * 4u;
     var y = 0.0;
     let id = ids_get(row * P.ids_stride);
-    if (id >= 0 && u32(id) >= P.first_row && u32(id) - P.first_row < P.table_rows) {
+    if (id >= 0 && u32(id) >= P.first_row && u32(id) - P.first_row - P.table_first < P.table_rows) {
         y = table_get4(u32(id) - P.first_row, quad)[column % 4u];
+#if FURTHER
+    } else {
+        return;
+#endif
     }
     if (positions_here) {
         let position = positions_get(row * P.positions_stride);
-        let rows = P.position_table_rows;
-        if (position >= 0 && P.position_offset < rows && u32(position) < rows - P.position_offset) {
-            y += position_table_get4(u32(position) + P.position_offset, quad)[column % 4u];
+        let place = u32(max(position, 0)) + P.position_offset;
+        // The sum of an offset that is an i32 too and a position does not wrap.
+        if (position >= 0 && P.position_offset <= 0x7fffffffu && place - P.position_table_first < P.position_table_rows) {
+            y += position_table_get4(place, quad)[column % 4u];
+#if FURTHER_POSITIONS
+        } else {
+            return;
+#endif
         }
     }
     y_set(row * P.y_stride + column, y);

@@ -1,5 +1,7 @@
 // Linear layers, with what comes before and after them in a layer. Weights are decoded in registers, four columns at a time.
 //
+// A dispatch makes the outputs of the rows of the weight that are bound: P.units units from P.first_unit on.
+//
 // Outputs are made in units of four, which belong together in what follows: two gates and the two features that they gate, or
 // the halves of two rotated pairs.
 
@@ -192,11 +194,11 @@ fn sum_of_group(value: vec4<f32>, lid: u32) -> vec4<f32> {
 @compute @workgroup_size(THREADS)
 fn linear_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
     let group = flat_group(wid, nwg);
-    let unit = group % P.units;
+    let unit = P.first_unit + group % P.units;
     let first = group / P.units * ROWS;
     let rows = shared_rows(lid);
     if (first >= rows) { return; }
-    let outputs = min(outputs_of(unit), vec4<u32>(P.outputs - 1u));
+    let outputs = min(outputs_of(unit), vec4<u32>(P.w_first + P.w_rows - 1u));
     var sums = array<vec4<f32>, ROWS>();
     var squares = vec4<f32>();
     for (var v = lid; v < P.w_row_words / 4u; v += THREADS) {
@@ -268,7 +270,7 @@ fn linear_many(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) n
     let part = lid % 4u * 4u;
     let row = lid / 16u * 4u;
     let column = lid % 16u * 4u;
-    let output = outputs_of(first_unit + loaded / 4u)[loaded % 4u];
+    let output = outputs_of(P.first_unit + first_unit + loaded / 4u)[loaded % 4u];
     var sums = array<vec4<f32>, 4>();
     var squares = 0.0;
     for (var k = 0u; k < P.inputs; k += 16u) {
@@ -276,7 +278,7 @@ fn linear_many(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) n
         var w = vec4<f32>();
         if (k + part < P.inputs) {
             if (first_row + loaded < rows) { x = x4(first_row + loaded, k + part); }
-            if (output < P.outputs) { w = w_get4(output, k + part); }
+            if (output - P.w_first < P.w_rows) { w = w_get4(output, k + part); }
 #if NORM
             squares += dot(x, x);
             x *= norm_weight4(k + part);
@@ -309,7 +311,7 @@ fn linear_many(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) n
         let parts = row_squares[row + i];
         y *= norm_scale((parts[0] + parts[1]) + (parts[2] + parts[3]));
 #endif
-        finish(first_row + row + i, unit, y);
+        finish(first_row + row + i, P.first_unit + unit, y);
     }
 }
 #endif

@@ -1,4 +1,4 @@
-// Access to the weight NAME. A vector is 16 bytes of a row: one quad of four elements, or as many as NAME_QUADS says.
+// Access to the weight NAME, of which the rows from NAME_first on are bound. A vector is 16 bytes of a row: one quad of four elements, or as many as NAME_QUADS says.
 #if F32
 const NAME_QUADS: u32 = 1u;
 #endif
@@ -13,13 +13,13 @@ const NAME_QUADS: u32 = 8u;
 #endif
 
 fn NAME_vector(row: u32, index: u32) -> vec4<u32> {
-    return NAME_data[row * (P.NAME_row_words / 4u) + index];
+    return NAME_data[(row - P.NAME_first) * (P.NAME_row_words / 4u) + index];
 }
 
 // Scale and zero point or minimum of the group that a column of a row belongs to. Both lie in one vector.
 fn NAME_affine(row: u32, column: u32) -> vec2<f32> {
 #if QUANTISED
-    let at = P.NAME_scales + 2u * (row * P.NAME_groups + column / P.NAME_group);
+    let at = P.NAME_scales + 2u * ((row - P.NAME_first) * P.NAME_groups + column / P.NAME_group);
     let vector = bitcast<vec4<f32>>(NAME_data[at / 4u]);
     return select(vector.xy, vector.zw, (at & 2u) != 0u);
 #else
@@ -42,14 +42,22 @@ fn NAME_quad(vector: vec4<u32>, quad: u32, affine: vec2<f32>) -> vec4<f32> {
 #if QUANTISED
 #if INT4
     let word = vector[quad / 2u] >> (16u * (quad % 2u));
-    let q = vec4<f32>((vec4<u32>(word) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u));
+    let codes = (vec4<u32>(word) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u);
+    let q = vec4<f32>(codes);
+#if FLOATS
+    // Twice the magnitude: 0 to 4 for the codes 0 to 4, then 6, 8 and 12, each from 4 bits of one constant.
+    let doubled = vec4<f32>((vec4<u32>(0xc8643210u) >> (4u * (codes & vec4<u32>(7u)))) & vec4<u32>(15u));
+    return affine.x * select(doubled, -doubled, codes > vec4<u32>(7u));
+#endif
 #else
     let q = vec4<f32>((vec4<u32>(vector[quad]) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u));
 #endif
+#if !FLOATS
 #if MINIMUM
     return affine.x * q + affine.y;
 #else
     return affine.x * (q - affine.y);
+#endif
 #endif
 #endif
 }

@@ -12,6 +12,7 @@ use crate::{
 };
 use dsrun_core::{
     DType, Error, Result,
+    collective::{Collective, host::HostCollective},
     device::{
         Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, Finding,
         Flushed, MemoryKind, MemoryUse, Stream,
@@ -19,12 +20,16 @@ use dsrun_core::{
     kernels::Kernels,
     op::Profile,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The backend for GPUs of any vendor.
 #[derive(Debug)]
 pub struct WgpuBackend {
     info: BackendInfo,
+    /// The longest part of a weight in bytes, if it is less than the adapter allows.
+    part_bytes: Option<usize>,
+    /// The contexts of the devices that it has opened.
+    opened: Mutex<Vec<Weak<Context>>>,
 }
 
 impl WgpuBackend {
@@ -35,7 +40,20 @@ impl WgpuBackend {
             version: env!("CARGO_PKG_VERSION").into(),
             description: "GPUs through Vulkan, Metal or Direct3D 12".into(),
         };
-        Self { info }
+        Self { info, part_bytes: None, opened: Mutex::default() }
+    }
+
+    /// A backend that keeps weights longer than `bytes` in parts of as many rows as fit into that, but at least four. Weights longer
+    /// than a binding of the adapter are kept in parts in any case; tests make that happen to short ones.
+    pub fn with_weight_parts(bytes: usize) -> Self {
+        Self { part_bytes: Some(bytes), ..Self::new() }
+    }
+
+    /// Destroys all devices that were opened with this backend and are open, as a driver that is reset does. Tests see by this what
+    /// is made of a device that is lost.
+    pub fn lose_devices(&self) {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.iter().filter_map(Weak::upgrade).for_each(|context| context.destroy());
     }
 }
 
@@ -69,10 +87,14 @@ impl Backend for WgpuBackend {
             let message = "cannot be shared by compute units; leave it out";
             return Err(Error::unsupported(message).at("compute_share"));
         }
-        let context = Context::open(adapter, Account::new(options.memory_limit))?;
+        let context = Context::open(adapter, Account::new(options.memory_limit), self.part_bytes)?;
         if context.spec.software {
             tracing::warn!(adapter = %context.spec.name, "this adapter computes on the CPU, slower than the CPU backend");
         }
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.retain(|context| context.strong_count() > 0);
+        opened.push(Arc::downgrade(&context));
+        drop(opened);
         let mut device = WgpuDevice::new(context);
         device.properties.flushed = probe::flushed(&device.properties.name, &device)?;
         Ok(Arc::new(device))
@@ -112,7 +134,7 @@ impl WgpuDevice {
             memory_bytes: 0,
             alignment: spec.alignment,
             dtypes,
-            profiles: vec![Profile::LlmCore1],
+            profiles: Profile::ALL.to_vec(),
             strict_nan: false,
             flushed: Flushed::default(),
             unified_memory: false,
@@ -144,5 +166,9 @@ impl Device for WgpuDevice {
 
     fn kernels(&self) -> &dyn Kernels {
         &self.kernels
+    }
+
+    fn collective(&self) -> Option<&dyn Collective> {
+        Some(&HostCollective)
     }
 }

@@ -8,4 +8,5 @@ pub(crate) mod pinned;
 pub(crate) mod pipeline;
 pub(crate) mod shader;
 pub(crate) mod stream;
+mod timestamp;
 mod transfer;

@@ -7,6 +7,7 @@ use crate::{
         pipeline::Pipeline,
         stream::{Dispatch, WgpuStream},
     },
+    exchange::Exchange,
     ops::{
         self,
         launch::{CallPlan, Launch, Source},
@@ -16,7 +17,7 @@ use crate::{
 use dsrun_core::{
     Error, Result, WeightReader,
     checked::{ValidArguments, ValidCall},
-    device::{BufferSlice, MemoryKind, Stream},
+    device::{Buffer, BufferSlice, MemoryKind, Stream},
     kernels::{
         Argument, Arguments, Binding, BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support,
         WeightDesc,
@@ -30,11 +31,12 @@ use wgpu::{BindGroupDescriptor, BindGroupEntry, BindingResource, BufferBinding, 
 #[derive(Debug)]
 pub(crate) struct WgpuKernels {
     context: Arc<Context>,
+    exchange: Exchange,
 }
 
 impl WgpuKernels {
     pub(crate) fn new(context: Arc<Context>) -> Self {
-        Self { context }
+        Self { context, exchange: Exchange::default() }
     }
 
     fn planned(&self, call: &ValidCall) -> Result<CallPlan> {
@@ -56,6 +58,9 @@ impl WgpuKernels {
 impl Kernels for WgpuKernels {
     fn query(&self, call: &ValidCall) -> Result<Support> {
         self.context.check()?;
+        if call.op.mesh_axis().is_some() {
+            return Ok(Support { capture_safe: false, ..self.exchange.query(call)? });
+        }
         // Without graphs there is nothing that could capture a call.
         Ok(match self.planned(call) {
             // The number of rows of a linear layer decides in which order its sums are made.
@@ -84,6 +89,9 @@ impl Kernels for WgpuKernels {
     }
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
+        if call.op.mesh_axis().is_some() {
+            return self.exchange.plan(&self.context, call);
+        }
         let plan = self.planned(call)?;
         let mut parts = Vec::new();
         for launch in plan.launches {
@@ -148,19 +156,23 @@ fn storage_of<'a>(
     context: &Arc<Context>,
 ) -> Result<(Arc<WgpuBuffer>, usize, Option<&'a BufferSlice>)> {
     let binding = match (source, arguments) {
-        (Source::Operand(index) | Source::Weight(index), Arguments { operands, .. }) => {
-            match operands.get(index) {
-                Some(Some(Argument::Tensor(binding))) => Some(binding),
-                Some(Some(Argument::Weight(weight))) => {
-                    let any: Arc<dyn Any + Send + Sync> = weight.clone();
-                    let weight = any
-                        .downcast::<WgpuWeight>()
-                        .map_err(|_| Error::invalid("belongs to another backend").field("weight"))?;
-                    let whole = BufferSlice::new(weight.buffer.clone(), 0, weight.bytes())?;
-                    return Ok((WgpuBuffer::locate(&whole, context)?, 0, None));
-                }
-                _ => None,
-            }
+        (Source::Operand(index), Arguments { operands, .. }) => match operands.get(index) {
+            Some(Some(Argument::Tensor(binding))) => Some(binding),
+            _ => None,
+        },
+        (Source::Weight { operand, part }, Arguments { operands, .. }) => {
+            let Some(Some(Argument::Weight(weight))) = operands.get(operand) else {
+                return Err(Error::internal(format!("operand {operand} is not a weight")));
+            };
+            let any: Arc<dyn Any + Send + Sync> = weight.clone();
+            let weight = any
+                .downcast::<WgpuWeight>()
+                .map_err(|_| Error::invalid("belongs to another backend").field("weight"))?;
+            let part = weight.buffers.get(part).ok_or_else(|| {
+                Error::internal(format!("the weight has {} parts, not {}", weight.buffers.len(), part + 1))
+            })?;
+            let whole = BufferSlice::new(part.clone(), 0, part.bytes())?;
+            return Ok((WgpuBuffer::locate(&whole, context)?, 0, None));
         }
         (Source::Result(index), Arguments { results, .. }) => results.get(index),
     };
@@ -170,25 +182,70 @@ fn storage_of<'a>(
     Ok((buffer, binding.slice.offset, binding.extent.as_ref()))
 }
 
+/// The binding that holds all of these words of one buffer, by its offset and length in bytes; `None` if it would be too long.
+fn window(extents: &[(usize, &BufferSlice)], alignment: usize, longest: u64) -> Option<(usize, usize)> {
+    let offsets = || extents.iter().map(|(_, extent)| extent.offset);
+    let start = offsets().min()? / alignment * alignment;
+    let bytes = (offsets().max()? + 4 - start).next_multiple_of(16);
+    (bytes as u64 <= longest).then_some((start, bytes))
+}
+
 impl WgpuCall {
+    /// Where a shader reads the row counts of bounded tensors: a buffer, and offset and length of its binding. Tells the words of the
+    /// uniform which element each of them is.
+    ///
+    /// Counts in one buffer are read where they are. Others are copied together in front of the dispatch, which takes as long as a
+    /// dispatch does.
+    fn counts(
+        &mut self,
+        extents: &[(usize, &BufferSlice)],
+        words: &mut [u32],
+    ) -> Result<Option<(Arc<WgpuBuffer>, u64, u64)>> {
+        let Some((_, first)) = extents.first() else { return Ok(None) };
+        let mut tell = |word: usize, element: usize| {
+            if let Some(word) = words.get_mut(word) {
+                *word = element as u32;
+            }
+        };
+        let located = |extent: &BufferSlice| -> Result<Arc<WgpuBuffer>> {
+            let buffer = WgpuBuffer::locate(extent, &self.context).map_err(|error| error.field("extent"))?;
+            buffer.device_memory()?;
+            Ok(buffer)
+        };
+        let (alignment, longest) =
+            (self.context.spec.alignment, self.context.spec.limits.max_storage_buffer_binding_size);
+        let alike = extents.iter().all(|(_, extent)| Arc::ptr_eq(&extent.buffer, &first.buffer));
+        if alike && let Some((start, bytes)) = window(extents, alignment, longest) {
+            extents.iter().for_each(|(word, extent)| tell(*word, (extent.offset - start) / 4));
+            return Ok(Some((located(first)?, start as u64, bytes as u64)));
+        }
+        let mut known: Vec<&BufferSlice> = Vec::new();
+        for (word, extent) in extents {
+            let index = known.iter().position(|known| known.same(extent)).unwrap_or_else(|| {
+                known.push(extent);
+                known.len() - 1
+            });
+            tell(*word, index);
+        }
+        let buffer = Arc::new(WgpuBuffer::new(self.context.clone(), 4 * known.len(), MemoryKind::Device)?);
+        let memory = buffer.device_memory()?.clone();
+        for (index, extent) in known.iter().enumerate() {
+            let (offset, at) = (extent.offset as u64, 4 * index as u64);
+            self.gathers.push(Gather { from: located(extent)?, offset, to: memory.clone(), at });
+        }
+        let bytes = (4 * known.len()).next_multiple_of(16) as u64;
+        Ok(Some((buffer, 0, bytes)))
+    }
+
     fn bind(&mut self, launch: &Launch, pipeline: Arc<Pipeline>, arguments: &Arguments) -> Result<()> {
         let context = self.context.clone();
         let mut words = launch.words.clone();
-        let mut extents: Vec<&BufferSlice> = Vec::new();
+        let mut extents: Vec<(usize, &BufferSlice)> = Vec::new();
         let mut tensors = Vec::new();
         for slot in &launch.slots {
             let (buffer, offset, extent) = storage_of(arguments, slot.source, &context)?;
             buffer.device_memory()?;
-            if let (Some(word), Some(extent)) = (slot.extent, extent) {
-                let known = extents.iter().position(|known| known.same(extent));
-                let index = known.unwrap_or_else(|| {
-                    extents.push(extent);
-                    extents.len() - 1
-                });
-                if let Some(word) = words.get_mut(word) {
-                    *word = index as u32;
-                }
-            }
+            extents.extend(slot.extent.zip(extent));
             tensors.push((buffer, offset, slot.bytes));
         }
         let mut entries: Vec<BindingResource<'_>> = Vec::new();
@@ -203,23 +260,16 @@ impl WgpuCall {
                 }),
             });
         }
-        let counts = match extents.len() {
-            0 => None,
-            count => {
-                let buffer = WgpuBuffer::new(context.clone(), 4 * count, MemoryKind::Device)?;
-                let memory = buffer.device_memory()?.clone();
-                self._keep.push(Arc::new(buffer));
-                for (index, extent) in extents.iter().enumerate() {
-                    let from = WgpuBuffer::locate(extent, &context).map_err(|error| error.field("extent"))?;
-                    from.device_memory()?;
-                    let (offset, at) = (extent.offset as u64, 4 * index as u64);
-                    self.gathers.push(Gather { from, offset, to: memory.clone(), at });
-                }
-                Some(memory)
-            }
-        };
+        let counts = self.counts(&extents, &mut words)?;
         if launch.shader.has_extents() {
-            entries.push(counts.as_ref().unwrap_or(&context.stand_in).as_entire_binding());
+            entries.push(match &counts {
+                Some((buffer, offset, bytes)) => BindingResource::Buffer(BufferBinding {
+                    buffer: buffer.device_memory()?,
+                    offset: *offset,
+                    size: BufferSize::new(*bytes),
+                }),
+                None => context.stand_in.as_entire_binding(),
+            });
         }
         let uniform = context.uniform(&words)?;
         entries.push(uniform.as_entire_binding());
@@ -231,6 +281,7 @@ impl WgpuCall {
         let descriptor = BindGroupDescriptor { label: None, layout: &pipeline.layout, entries: &entries };
         let bindings = context.scoped("binding a call", || context.device.create_bind_group(&descriptor))?;
         self._keep.extend(tensors.into_iter().map(|(buffer, ..)| buffer));
+        self._keep.extend(counts.map(|(buffer, ..)| buffer));
         let groups = context.grid(launch.groups)?;
         self.dispatches.push(Dispatch { pipeline, bindings, groups });
         Ok(())

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `backend` | the backend, its adapters, and open devices |
 //! | `driver` | context, memory, streams, transfers, shaders and pipelines |
+//! | `exchange` | collectives, through host memory |
 //! | `kernels` | query, prepack, plan, bind, enqueue |
 //! | `probe` | what an adapter does to subnormal numbers |
 //! | `ops` | from a call to its dispatches, one file per op family |
@@ -15,6 +16,7 @@
 
 mod backend;
 mod driver;
+mod exchange;
 mod kernels;
 mod ops;
 mod probe;

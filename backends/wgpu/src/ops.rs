@@ -5,9 +5,12 @@ mod attention;
 mod cache;
 mod elementwise;
 mod embed;
+mod experts;
 pub(crate) mod launch;
 mod linear;
+mod moe;
 mod norm;
+mod quant;
 mod region;
 mod rope;
 mod sampling;
@@ -31,8 +34,16 @@ pub(crate) fn plan(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
         Op::GatherRows(_) => elementwise::gather_rows(call),
         Op::RmsNorm(op) => norm::rms_norm(op, call),
         Op::LayerNorm(op) => norm::layer_norm(op, call),
-        Op::Embed(op) => embed::embed(op, call),
-        Op::Linear(_) => linear::linear(call),
+        Op::Embed(op) => embed::embed(op, call, spec),
+        Op::Linear(_) => linear::linear(call, spec),
+        Op::QuantPerToken(_) => quant::quant_per_token(call),
+        Op::LinearW8A8(_) => quant::linear_w8a8(call, spec),
+        Op::MoeRoute(op) => moe::route(op, call, spec),
+        Op::MoeGroup(op) => moe::group(op, call),
+        Op::GroupedLinear(op) => experts::grouped_linear(op, call, spec),
+        Op::MoeCombine(op) => moe::combine(op, call),
+        Op::HeadLinear(op) => experts::head_linear(op, call, spec),
+        Op::LatentWrite(_) => cache::latent_write(call),
         Op::Activation(op) => activation::activation(op, call),
         Op::GatedActivation(op) => activation::gated_activation(op, call),
         Op::Rope(op) => rope::rope(op, call),
@@ -50,7 +61,7 @@ pub(crate) fn plan(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
         Op::Sample(_) => sampling::sample(call, &spec.limits),
         Op::PrepareStep(op) => step::prepare_step(op, call),
         Op::CommitTokens(_) => step::commit_tokens(call),
-        Op::Region(body) => region::region(body, call),
+        Op::Region(body) => region::region(body, call, spec),
         other => Err(Error::unsupported(format!("this backend has no kernel for {} yet", other.name()))),
     }
 }

@@ -18,7 +18,9 @@ test_main![
     pinned_memory_has_what_was_copied_once_the_event_is_reached,
     copies_within_a_buffer_are_in_order,
     a_limit_on_memory_is_kept,
-    a_device_that_does_not_exist_is_refused
+    a_device_that_does_not_exist_is_refused,
+    a_lost_device_is_named_and_others_work,
+    events_measure_time_once_it_is_asked_for
 ];
 
 fn device(options: &DeviceOptions) -> Opened {
@@ -139,5 +141,90 @@ fn a_device_that_does_not_exist_is_refused() -> TestResult {
     device(&DeviceOptions::default())?;
     let error = WgpuBackend::new().open(99, &DeviceOptions::default()).unwrap_err();
     assert_eq!((error.code(), error.argument()), (Code::InvalidArgument, Some("device")), "{error}");
+    Ok(())
+}
+
+fn a_lost_device_is_named_and_others_work() -> TestResult {
+    device(&DeviceOptions::default())?;
+    let backend = WgpuBackend::new();
+    let open = || backend.open(0, &DeviceOptions::default());
+    let device = open().unwrap();
+    let name = device.properties().name.clone();
+    let mut stream = device.stream().unwrap();
+    let memory = BufferSlice::whole(device.allocate(4096, MemoryKind::Device).unwrap());
+    let pinned = BufferSlice::whole(device.allocate(4096, MemoryKind::Pinned).unwrap());
+    let event = device.event().unwrap();
+    stream.upload(&numbers(4096), &memory).unwrap();
+    stream.copy(&memory, &pinned).unwrap();
+    stream.record(&*event).unwrap();
+    // Work that is enqueued and not submitted is lost with the device.
+    stream.fill(&memory.slice(1, 99).unwrap(), 7).unwrap();
+    backend.lose_devices();
+
+    let mut bytes = vec![0; 4096];
+    let errors = [
+        stream.synchronize("a test", TIMEOUT).unwrap_err(),
+        stream.download(&memory, &mut bytes, "a test", TIMEOUT).unwrap_err(),
+        stream.upload(&bytes, &memory).unwrap_err(),
+        stream.fill(&memory.slice(1, 99).unwrap(), 7).unwrap_err(),
+        stream.copy(&memory, &pinned).unwrap_err(),
+        stream.record(&*event).unwrap_err(),
+        event.synchronize("a test", TIMEOUT).unwrap_err(),
+        event.reached().unwrap_err(),
+        device.allocate(64, MemoryKind::Device).unwrap_err(),
+    ];
+    for (index, error) in errors.iter().enumerate() {
+        assert_eq!(error.code(), Code::DeviceLost, "error {index}: {error}");
+        let text = error.to_string();
+        assert!(text.contains(&name) && text.contains("open it again"), "error {index}: {error}");
+    }
+    // Whatever comes first after the loss, the next wait reports it.
+    type First = fn(&dyn Device, &mut dyn Stream, &BufferSlice);
+    let firsts: [First; 5] = [
+        |_, stream, memory| drop(stream.upload(&numbers(4096), memory)),
+        |_, stream, memory| drop(stream.upload(&numbers(99), &memory.slice(1, 99).unwrap())),
+        |_, stream, memory| drop(stream.fill(&memory.slice(1, 99).unwrap(), 7)),
+        |_, stream, memory| drop(stream.download(memory, &mut [0; 4096], "a test", TIMEOUT)),
+        |device, stream, _| drop(device.event().map(|event| stream.record(&*event))),
+    ];
+    for (index, first) in firsts.into_iter().enumerate() {
+        let device = open().unwrap();
+        let mut stream = device.stream().unwrap();
+        let memory = BufferSlice::whole(device.allocate(4096, MemoryKind::Device).unwrap());
+        stream.fill(&memory.slice(1, 99).unwrap(), 7).unwrap();
+        backend.lose_devices();
+        first(&*device, &mut *stream, &memory);
+        let error = stream.synchronize("a test", TIMEOUT).unwrap_err();
+        assert_eq!(error.code(), Code::DeviceLost, "first action {index}: {error}");
+    }
+    // A new handle works, beside what is left of the lost one.
+    let other = open().unwrap();
+    let mut other_stream = other.stream().unwrap();
+    let memory = BufferSlice::whole(other.allocate(64, MemoryKind::Device).unwrap());
+    other_stream.upload(&numbers(64), &memory).unwrap();
+    assert_eq!(downloaded(&mut *other_stream, &memory), numbers(64));
+    Ok(())
+}
+
+fn events_measure_time_once_it_is_asked_for() -> TestResult {
+    let device = device(&DeviceOptions::default())?;
+    let mut stream = device.stream().unwrap();
+    let memory = BufferSlice::whole(device.allocate(1 << 22, MemoryKind::Device).unwrap());
+    let [start, end] = [(); 2].map(|()| device.event().unwrap());
+    let mut measured = |pieces: usize| {
+        stream.record(&*start).unwrap();
+        for index in 0..pieces {
+            stream.fill(&memory, index as u8 + 1).unwrap();
+        }
+        stream.record(&*end).unwrap();
+        end.synchronize("a test", TIMEOUT).unwrap();
+        end.elapsed_since(&*start).unwrap()
+    };
+    assert_eq!(measured(1), None);
+    // An adapter without a clock never measures.
+    if let Some(elapsed) = measured(4) {
+        assert!(elapsed > Duration::ZERO && elapsed < TIMEOUT, "{elapsed:?}");
+        assert_eq!(measured(0).map(|elapsed| elapsed < TIMEOUT), Some(true));
+    }
     Ok(())
 }

@@ -11,6 +11,9 @@ pub(crate) const ADAPTER: &str = "DSRUN_WGPU_ADAPTER";
 /// The APIs that the backend uses.
 const APIS: Backends = Backends::VULKAN.union(Backends::METAL).union(Backends::DX12);
 
+/// The features that timestamps between the commands of a command buffer need.
+const TIMESTAMPS: Features = Features::TIMESTAMP_QUERY.union(Features::TIMESTAMP_QUERY_INSIDE_ENCODERS);
+
 /// The instance of the process. Creating one loads the drivers, which takes tens of milliseconds.
 fn instance() -> &'static Instance {
     static INSTANCE: OnceLock<Instance> = OnceLock::new();
@@ -93,10 +96,14 @@ pub(crate) struct DeviceSpec {
     pub(crate) i16: bool,
     /// The number of lanes of every subgroup, if the adapter has subgroups and all are equal. It is reported; no kernel uses it.
     pub(crate) subgroup: Option<u32>,
+    /// Whether command buffers can note the time on the device.
+    pub(crate) timestamps: bool,
     /// Whether the adapter computes on the CPU.
     pub(crate) software: bool,
     /// The alignment of the offsets of bindings, in bytes.
     pub(crate) alignment: usize,
+    /// The bytes beyond which a weight is kept in parts.
+    pub(crate) part_bytes: usize,
     /// The limits of the device.
     pub(crate) limits: Limits,
 }
@@ -107,8 +114,7 @@ impl DeviceSpec {
         let wanted = Features::SHADER_F16
             | Features::SHADER_I16
             | Features::SUBGROUP
-            | Features::TIMESTAMP_QUERY
-            | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS
+            | TIMESTAMPS
             | Features::PIPELINE_CACHE;
         adapter.features() & wanted
     }
@@ -124,16 +130,24 @@ impl DeviceSpec {
             f16: features.contains(Features::SHADER_F16),
             i16: features.contains(Features::SHADER_I16),
             subgroup: subgroup.then_some(info.subgroup_min_size),
+            timestamps: features.contains(TIMESTAMPS),
             software: is_software(&info),
             alignment: (limits.min_storage_buffer_offset_alignment as usize).max(16),
+            part_bytes: binding_bytes(&limits),
             limits,
         }
     }
 
     /// The longest range in bytes that one binding can have.
     pub(crate) fn binding_bytes(&self) -> usize {
-        usize::try_from(self.limits.max_storage_buffer_binding_size).unwrap_or(usize::MAX)
+        binding_bytes(&self.limits)
     }
+}
+
+/// The longest range in bytes that one binding can have, which lies in one buffer.
+fn binding_bytes(limits: &Limits) -> usize {
+    let bytes = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 impl fmt::Display for DeviceSpec {

@@ -4,13 +4,15 @@ use super::{adapter::DeviceSpec, memory::Account, pipeline::Pipelines};
 use dsrun_core::{Code, Error, Result};
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 use wgpu::{
     Adapter, Buffer, BufferDescriptor, BufferUsages, Device, DeviceDescriptor, ErrorFilter,
     ExperimentalFeatures, MemoryHints, PollError, PollType, Queue, SubmissionIndex, Trace,
-    util::{BufferInitDescriptor, DeviceExt},
 };
 
 /// Bytes of the buffer that stands in where a tensor has no bytes.
@@ -20,17 +22,59 @@ const STAND_IN_BYTES: u64 = 256;
 const CALLBACK_PAUSE: Duration = Duration::from_micros(20);
 
 /// The first fault of a device, after which it is of no more use.
-#[derive(Debug, Default)]
-struct Faults(Mutex<Option<Error>>);
+#[derive(Debug)]
+struct Faults {
+    /// The name of the adapter.
+    adapter: String,
+    first: Mutex<Option<Error>>,
+    /// Whether the handle is being closed, so that losing the device is no fault.
+    closing: AtomicBool,
+}
 
 impl Faults {
+    fn new(adapter: &str) -> Self {
+        Self { adapter: adapter.to_owned(), first: Mutex::default(), closing: AtomicBool::new(false) }
+    }
+
     fn set(&self, error: Error) {
-        tracing::error!(%error, "a wgpu device failed");
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        if !self.closing.load(Ordering::Acquire) {
+            tracing::error!(%error, "a wgpu device failed");
+            self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    }
+
+    /// Notes that the device is lost, for this reason. Other faults may come of that before it is known, so it replaces them.
+    fn lose(&self, reason: &str) {
+        let message = format!(
+            "{} was lost ({reason}); close it and open it again, or restart the process if that fails",
+            self.adapter
+        );
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        first.take_if(|fault| fault.code() != Code::DeviceLost);
+        drop(first);
+        self.set(Error::new(Code::DeviceLost, message));
+    }
+
+    /// The error that wgpu reported of an action; one that says that the device is lost is noted as a fault.
+    fn converted(&self, error: &wgpu::Error, what: &str) -> Error {
+        let adapter = &self.adapter;
+        match error {
+            wgpu::Error::OutOfMemory { .. } => {
+                Error::new(Code::OutOfMemory, format!("{what}: {adapter} has no memory left"))
+            }
+            error => {
+                let text = error.to_string();
+                // wgpu has no kind of error for this; every object of a lost device is refused with this text.
+                if text.contains("device is lost") {
+                    self.lose("wgpu refuses its objects");
+                }
+                self.check().err().unwrap_or_else(|| Error::internal(format!("{what} on {adapter}: {text}")))
+            }
+        }
     }
 
     fn check(&self) -> Result<()> {
-        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.first.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error.clone()),
             None => Ok(()),
         }
@@ -50,13 +94,18 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Opens a device on an adapter.
+    /// Opens a device on an adapter, with parts of weights of `part_bytes` if they are to be shorter than a binding.
     ///
     /// # Errors
     /// [`Code::Unavailable`] if the driver refuses.
-    pub(crate) fn open(adapter: &Adapter, account: Arc<Account>) -> Result<Arc<Self>> {
+    pub(crate) fn open(
+        adapter: &Adapter,
+        account: Arc<Account>,
+        part_bytes: Option<usize>,
+    ) -> Result<Arc<Self>> {
         let features = DeviceSpec::features(adapter);
-        let spec = DeviceSpec::new(adapter, features);
+        let mut spec = DeviceSpec::new(adapter, features);
+        spec.part_bytes = part_bytes.map_or(spec.part_bytes, |bytes| bytes.min(spec.part_bytes));
         let descriptor = DeviceDescriptor {
             label: Some("dsrun"),
             required_features: features,
@@ -68,18 +117,16 @@ impl Context {
         let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).map_err(|error| {
             Error::new(Code::Unavailable, format!("{} cannot be opened: {error}", spec.name))
         })?;
-        let faults = Arc::new(Faults::default());
+        let faults = Arc::new(Faults::new(&spec.name));
         let (lost, failed) = (faults.clone(), faults.clone());
-        let name = spec.name.clone();
-        device.set_device_lost_callback(move |reason, message| {
-            if reason != wgpu::DeviceLostReason::Destroyed {
-                let message = format!(
-                    "{name} was lost ({message}); close it and open it again, or restart the process if that fails"
-                );
-                lost.set(Error::new(Code::DeviceLost, message));
-            }
+        device.set_device_lost_callback(move |reason, message| match reason {
+            wgpu::DeviceLostReason::Destroyed => lost.lose("it was destroyed"),
+            _ => lost.lose(&message),
         });
-        device.on_uncaptured_error(Arc::new(move |error| failed.set(converted(&error, "running a command"))));
+        device.on_uncaptured_error(Arc::new(move |error| {
+            let error = failed.converted(&error, "running a command");
+            failed.set(error);
+        }));
         let stand_in = device.create_buffer(&BufferDescriptor {
             label: Some("stand-in"),
             size: STAND_IN_BYTES,
@@ -91,12 +138,24 @@ impl Context {
         Ok(Arc::new(Self { device, queue, spec, account, pipelines, stand_in, faults }))
     }
 
+    /// Destroys the device, as if its driver had been reset.
+    pub(crate) fn destroy(&self) {
+        self.device.destroy();
+    }
+
     /// Reports the fault of the device, if it has failed.
     ///
     /// # Errors
     /// The first fault.
     pub(crate) fn check(&self) -> Result<()> {
-        self.faults.check()
+        match self.faults.check() {
+            Err(error) if error.code() != Code::DeviceLost => {
+                // The objects of a lost device are invalid, which is noted as a fault before wgpu tells of the loss: in a poll.
+                let _ = self.device.poll(PollType::Poll);
+                self.faults.check()
+            }
+            checked => checked,
+        }
     }
 
     /// Runs `make`, which creates objects, and turns what wgpu reports of it into an error.
@@ -114,7 +173,7 @@ impl Context {
             .into_iter()
             .chain([pollster::block_on(memory.pop())]);
         match errors.flatten().next() {
-            Some(error) => Err(converted(&error, what)),
+            Some(error) => Err(self.faults.converted(&error, what)),
             None => Ok(made),
         }
     }
@@ -126,11 +185,21 @@ impl Context {
     pub(crate) fn uniform(&self, words: &[u32]) -> Result<Buffer> {
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         bytes.resize(bytes.len().next_multiple_of(16).max(16), 0);
-        self.scoped("making a uniform buffer", || {
-            let descriptor =
-                BufferInitDescriptor { label: None, contents: &bytes, usage: BufferUsages::UNIFORM };
-            self.device.create_buffer_init(&descriptor)
-        })
+        let descriptor = BufferDescriptor {
+            label: None,
+            size: bytes.len() as u64,
+            usage: BufferUsages::UNIFORM,
+            mapped_at_creation: true,
+        };
+        let what = "making a uniform buffer";
+        let buffer = self.scoped(what, || self.device.create_buffer(&descriptor))?;
+        let mapped = self.scoped(what, || {
+            let mapped = buffer.get_mapped_range_mut(..).map(|mut view| view.copy_from_slice(&bytes));
+            buffer.unmap();
+            mapped
+        })?;
+        mapped.map_err(|error| Error::internal(format!("{what}: writing to it: {error}")))?;
+        Ok(buffer)
     }
 
     /// A grid of at least this many workgroups.
@@ -151,12 +220,19 @@ impl Context {
         self.check()?;
         match polled {
             Ok(_) => Ok(()),
-            Err(PollError::Timeout) => {
-                let message = format!("waiting for {what} took longer than {timeout:?}");
-                Err(Error::new(Code::Timeout, message))
+            Err(PollError::Timeout) => Err(self.late(what, timeout)),
+            Err(error) => {
+                // wgpu refuses to wait for what a lost device never took, and tells of the loss in the next poll.
+                let _ = self.device.poll(PollType::Poll);
+                self.check()?;
+                Err(Error::internal(format!("waiting for {what} on {}: {error}", self.spec.name)))
             }
-            Err(error) => Err(Error::internal(format!("waiting for {what}: {error}"))),
         }
+    }
+
+    fn late(&self, what: &str, timeout: Duration) -> Error {
+        let message = format!("waiting for {what} on {} took longer than {timeout:?}", self.spec.name);
+        Error::new(Code::Timeout, message)
     }
 
     /// Waits until `done`, which a callback of wgpu brings about. The device has done its part before, but the thread whose poll
@@ -169,8 +245,7 @@ impl Context {
         while !done() {
             self.check()?;
             if start.elapsed() > timeout {
-                let message = format!("waiting for {what} took longer than {timeout:?}");
-                return Err(Error::new(Code::Timeout, message));
+                return Err(self.late(what, timeout));
             }
             // Errors of a poll reach the context as faults.
             let _ = self.device.poll(PollType::Poll);
@@ -180,12 +255,9 @@ impl Context {
     }
 }
 
-fn converted(error: &wgpu::Error, what: &str) -> Error {
-    match error {
-        wgpu::Error::OutOfMemory { .. } => {
-            Error::new(Code::OutOfMemory, format!("{what}: the adapter has no memory left"))
-        }
-        error => Error::internal(format!("{what}: {error}")),
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.faults.closing.store(true, Ordering::Release);
     }
 }
 

@@ -33,14 +33,23 @@ pub(crate) enum WeightElement {
         /// Whether the second number is the minimum.
         minimum: bool,
     },
+    /// Floats of 4 bits (a sign, two bits of exponent, one of significand) with two f32 for each group, of which the first is half
+    /// the scale and the second is not used.
+    Floats4,
 }
 
 impl WeightElement {
+    /// Whether groups of elements have scales.
+    pub(crate) fn is_quantised(self) -> bool {
+        matches!(self, Self::Integers { .. } | Self::Floats4)
+    }
+
     fn flags(self) -> Vec<&'static str> {
         match self {
             Self::F32 => vec!["F32"],
             Self::F16 => vec!["F16", "HALF"],
             Self::BF16 => vec!["BF16", "HALF"],
+            Self::Floats4 => vec!["QUANTISED", "INT4", "FLOATS"],
             Self::Integers { bits, minimum } => {
                 let mut flags = vec!["QUANTISED"];
                 flags.push(if bits == 4 { "INT4" } else { "INT8" });

@@ -9,6 +9,7 @@ use super::{
     memory::{Storage, WgpuBuffer},
     pinned::Arrival,
     pipeline::Pipeline,
+    timestamp::Timestamp,
     transfer,
 };
 use dsrun_core::{
@@ -272,13 +273,14 @@ fn deliver(delivery: Delivery) -> Delivered {
     let buffer = staging.clone();
     staging.map_async(MapMode::Read, .., move |mapped| {
         // Failing to map means that the device is lost, which the context reports.
-        if mapped.is_ok()
-            && let Ok(view) = buffer.get_mapped_range(..)
-            && let Some(source) = view.get(skip..skip + bytes)
-        {
-            arrival.write(offset, source);
+        if mapped.is_ok() {
+            if let Ok(view) = buffer.get_mapped_range(..)
+                && let Some(source) = view.get(skip..skip + bytes)
+            {
+                arrival.write(offset, source);
+            }
+            buffer.unmap();
         }
-        buffer.unmap();
         drop(arrival);
         note.store(true, Ordering::Release);
     });
@@ -413,6 +415,7 @@ impl Stream for WgpuStream {
     fn record(&mut self, event: &dyn Event) -> Result<()> {
         let event = WgpuEvent::own(event, &self.context)?;
         self.context.check()?;
+        event.timestamp.write(&self.context.clone(), || self.encoder())?;
         self.submit();
         *event.lock() =
             Some(Recorded { submission: self.last.clone(), undelivered: self.undelivered.clone() });
@@ -455,11 +458,12 @@ pub(crate) struct WgpuEvent {
     context: Arc<Context>,
     /// `None` if never recorded.
     recorded: Mutex<Option<Recorded>>,
+    timestamp: Timestamp,
 }
 
 impl WgpuEvent {
     pub(crate) fn new(context: Arc<Context>) -> Self {
-        Self { context, recorded: Mutex::new(None) }
+        Self { context, recorded: Mutex::new(None), timestamp: Timestamp::default() }
     }
 
     fn own<'a>(event: &'a dyn Event, context: &Arc<Context>) -> Result<&'a Self> {
@@ -509,7 +513,7 @@ impl Event for WgpuEvent {
                 return Err(Error::invalid("was never recorded").at("event"));
             }
         }
-        Ok(None)
+        self.timestamp.since(&earlier.timestamp, &self.context)
     }
 }
 

@@ -16,6 +16,7 @@ pub(super) fn flag(function: Nonlinearity) -> &'static str {
         Nonlinearity::GeluErf => "GELU_ERF",
         Nonlinearity::GeluTanh => "GELU_TANH",
         Nonlinearity::QuickGelu => "QUICK_GELU",
+        Nonlinearity::Tanh => "TANH",
     }
 }
 

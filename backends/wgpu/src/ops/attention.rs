@@ -9,8 +9,10 @@ use dsrun_core::{
 
 const SOURCE: &str = include_str!("../../kernels/attention.wgsl");
 
+/// Threads of a workgroup, which every adapter has: with more keys in flight, few rows wait less for memory.
+const THREADS: usize = 256;
 /// The words of workgroup memory that a workgroup uses beside those of a query head.
-const SHARED_WORDS: usize = 3 * 64 + 8;
+const SHARED_WORDS: usize = 3 * THREADS + 8;
 
 /// The attributes that both ops have.
 struct Attributes {
@@ -44,7 +46,9 @@ fn of_heads(
     }
     let constant = |size: usize| u32::try_from(size.max(1)).unwrap_or(u32::MAX);
     let mut launch = Launch::new(SOURCE, "attention").groups(rows.saturating_mul(op.heads as usize));
+    launch.shader.constants.push(("THREADS", constant(THREADS)));
     launch.shader.constants.push(("KEY_SIZE", constant(key_size)));
+    launch.shader.constants.push(("QUADS", constant(key_size.div_ceil(4))));
     launch.shader.constants.push(("VALUES", constant(value_size.div_ceil(64))));
     let launch = launch
         .param("heads", Value::U32(op.heads))
@@ -60,20 +64,32 @@ fn of_heads(
         .flag("EXPLICIT", op.mask == AttentionMask::Explicit))
 }
 
-pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, shared_bytes: u32) -> Result<CallPlan> {
-    if op.value_size > 0 {
-        let message = format!(
-            "is {}, but this backend has no attention over values that are parts of keys",
-            op.value_size
-        );
-        return Err(Error::unsupported(message).at("value_size"));
+/// Adds the query and the keys, operands 0 and 1: four elements are read at a time where all heads begin at multiples of four.
+fn query_and_keys(launch: Launch, call: &CallDesc, key_size: usize) -> Result<Launch> {
+    let (query, keys) = (tensor(call, 0)?, tensor(call, 1)?);
+    let strides = query.strides.iter().rev().skip(1).chain(keys.strides.iter().rev().skip(1));
+    let vectors = key_size > 0
+        && key_size.is_multiple_of(4)
+        && strides.into_iter().all(|stride| stride.is_multiple_of(4));
+    let launch = launch.flag("VECTORS", vectors);
+    match vectors {
+        true => launch.vectors("query", call, 0)?.vectors("key", call, 1),
+        false => launch.operand("query", call, 0)?.operand("key", call, 1),
     }
-    let (keys, values, tables) = (tensor(call, 1)?, tensor(call, 2)?, tensor(call, 6)?);
+}
+
+pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, shared_bytes: u32) -> Result<CallPlan> {
+    let (keys, tables) = (tensor(call, 1)?, tensor(call, 6)?);
+    // Values that are the first elements of keys are read from the cache of keys.
+    let shared = op.value_size > 0;
+    let value_index = if shared { 1 } else { 2 };
+    let values = tensor(call, value_index)?;
     let (&[_, _, block, key_size], &[_, _, _, value_size], &[_, blocks]) =
         (keys.shape.as_slice(), values.shape.as_slice(), tables.shape.as_slice())
     else {
         return Err(Error::internal("caches have four dimensions and a block table two"));
     };
+    let value_size = if shared { op.value_size as usize } else { value_size };
     let attributes = Attributes {
         heads: op.query_heads,
         kv_heads: op.kv_heads,
@@ -83,11 +99,10 @@ pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, shared_bytes
         mask: op.mask,
     };
     let mut launch = of_heads(call, &attributes, key_size, value_size, shared_bytes)?;
-    let operands = ["query", "key", "value", "start", "queries", "lengths", "tables"];
-    for (index, name) in operands.into_iter().enumerate() {
-        launch = launch.operand(name, call, index)?;
-    }
-    for (index, name) in [(8, "alibi"), (9, "sinks"), (10, "mask")] {
+    launch = query_and_keys(launch, call, key_size)?;
+    launch = launch.operand("value", call, value_index)?;
+    let step = [(3, "start"), (4, "queries"), (5, "lengths"), (6, "tables")];
+    for (index, name) in step.into_iter().chain([(8, "alibi"), (9, "sinks"), (10, "mask")]) {
         launch = launch.operand(name, call, index)?;
     }
     for (name, cache) in [("key", keys), ("value", values)] {
@@ -117,8 +132,9 @@ pub(super) fn attention(op: &Attention, call: &CallDesc, shared_bytes: u32) -> R
         Ok(width / (op.kv_heads as usize).max(1))
     };
     let mut launch = of_heads(call, &attributes, size(1)?, size(2)?, shared_bytes)?;
-    for (index, name) in ["query", "key", "value", "start", "queries", "alibi"].into_iter().enumerate() {
-        launch = launch.operand(name, call, index)?;
+    launch = query_and_keys(launch, call, size(1)?)?;
+    for (index, name) in ["value", "start", "queries", "alibi"].into_iter().enumerate() {
+        launch = launch.operand(name, call, 2 + index)?;
     }
     // The shader is shared with `paged_attention`, which has sinks. This op has none, and no operand has this index.
     let launch = launch.operand("sinks", call, usize::MAX)?;

@@ -1,11 +1,8 @@
 //! A dispatch as it follows from the description of a call, before buffers are bound.
 
-use super::weight;
+use super::weight::Layout;
 use crate::driver::shader::{Element, ParamType, Shader, Tensor, WeightElement};
-use dsrun_core::{
-    Error, Result, TensorDesc,
-    kernels::{CallDesc, OperandDesc},
-};
+use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc};
 
 /// How a call is run.
 #[derive(Debug, Default)]
@@ -27,8 +24,13 @@ pub(crate) const THREADS: usize = 64;
 pub(crate) enum Source {
     /// An operand.
     Operand(usize),
-    /// An operand that is a weight.
-    Weight(usize),
+    /// A part of an operand that is a weight.
+    Weight {
+        /// The index of the operand.
+        operand: usize,
+        /// The index of the part.
+        part: usize,
+    },
     /// A result.
     Result(usize),
 }
@@ -123,27 +125,43 @@ impl Launch {
         self.tensor(name, call.tensor(index), Source::Operand(index), true)
     }
 
-    /// Adds an operand that is a weight; one that is absent reads as zeros.
+    /// Adds an operand of bytes that is read a word at a time.
     ///
     /// # Errors
-    /// If no kernel reads its format, or its size exceeds 32 bits.
-    pub(crate) fn weight(mut self, name: &'static str, call: &CallDesc, index: usize) -> Result<Self> {
-        let layout = match call.operands.get(index) {
-            Some(Some(OperandDesc::Weight(weight))) => Some(weight::layout(weight)?),
-            _ => None,
-        };
+    /// If its size exceeds 32 bits.
+    pub(crate) fn byte_words(self, name: &'static str, call: &CallDesc, index: usize) -> Result<Self> {
+        let mut launch = self.operand(name, call, index)?;
+        if let Some(tensor) = launch.shader.tensors.last_mut() {
+            tensor.element = Element::U32;
+        }
+        Ok(launch)
+    }
+
+    /// Adds a part of an operand that is a weight; one that is absent reads as zeros.
+    ///
+    /// # Errors
+    /// If its size exceeds 32 bits.
+    pub(crate) fn weight_part(
+        mut self,
+        name: &'static str,
+        operand: usize,
+        part: usize,
+        layout: Option<&Layout>,
+    ) -> Result<Self> {
+        if let Some(layout) = layout {
+            let source = Source::Weight { operand, part };
+            self.slots.push(Slot { source, bytes: layout.bytes, extent: None });
+        }
         let element = Element::Weight(layout.map_or(WeightElement::F32, |layout| layout.element));
         let (present, vectors, bounded) = (layout.is_some(), false, false);
         // A weight is a buffer of its own, which no dispatch writes.
         self.shader.tensors.push(Tensor { name, element, vectors, read_only: true, present, bounded });
-        let sizes = layout.map_or([0; 5], |layout| {
-            [layout.rows, layout.row_words, layout.scales, layout.groups, layout.group]
+        let sizes = layout.map_or([0; 6], |layout| {
+            [layout.first, layout.rows, layout.row_words, layout.scales, layout.groups, layout.group]
         });
-        for (field, size) in ["rows", "row_words", "scales", "groups", "group"].into_iter().zip(sizes) {
+        let fields = ["first", "rows", "row_words", "scales", "groups", "group"];
+        for (field, size) in fields.into_iter().zip(sizes) {
             self = self.size(format!("{name}_{field}"), size)?;
-        }
-        if let Some(layout) = layout {
-            self.slots.push(Slot { source: Source::Weight(index), bytes: layout.bytes, extent: None });
         }
         Ok(self)
     }

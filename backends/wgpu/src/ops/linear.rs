@@ -5,6 +5,7 @@ use super::{
     launch::{CallPlan, Launch, Value},
     rope, weight,
 };
+use crate::driver::adapter::DeviceSpec;
 use dsrun_core::{
     Error, Result,
     kernels::{CallDesc, OperandDesc},
@@ -19,7 +20,7 @@ const FEW_ROWS: usize = 8;
 /// Rows of a workgroup of the kernel for few rows.
 const ROWS_AT_ONCE: usize = 4;
 /// Outputs of a unit, which a thread makes together.
-const UNIT: usize = 4;
+pub(super) const UNIT: usize = 4;
 
 /// What a kernel makes of the outputs of a linear layer. Operands are given by their index in the call.
 pub(super) enum Epilogue {
@@ -43,45 +44,95 @@ pub(super) struct FusedLinear {
     pub(super) epilogue: Epilogue,
 }
 
-pub(super) fn linear(call: &CallDesc) -> Result<CallPlan> {
+pub(super) fn linear(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
     let bias = call.tensor(2).map(|_| 2);
-    plan(&FusedLinear { norm: None, weight: 1, bias, epilogue: Epilogue::Store }, call)
+    plan(&FusedLinear { norm: None, weight: 1, bias, epilogue: Epilogue::Store }, call, spec)
 }
 
-/// The dispatch of a fused linear layer.
-pub(super) fn plan(fused: &FusedLinear, call: &CallDesc) -> Result<CallPlan> {
-    let Some((x, Some(Some(OperandDesc::Weight(weight_type))))) =
-        call.tensor(0).zip(Some(call.operands.get(fused.weight)))
-    else {
-        return Err(Error::internal("linear has no x or no weight"));
+/// The grid of a linear layer.
+pub(super) struct Tiling {
+    /// Whether the kernel for few rows runs.
+    pub(super) few: bool,
+    /// Rows of a workgroup of that kernel.
+    pub(super) at_once: usize,
+    /// The first of the units that a dispatch makes.
+    first_unit: usize,
+    /// Units that a dispatch makes.
+    units: usize,
+    pub(super) groups: usize,
+}
+
+impl Tiling {
+    /// The grid for this number of rows and these units.
+    pub(super) fn new(rows: usize, first_unit: usize, units: usize) -> Self {
+        let (few, at_once) = (rows <= FEW_ROWS, rows.clamp(1, ROWS_AT_ONCE));
+        let groups = if few {
+            units.saturating_mul(rows.div_ceil(at_once))
+        } else {
+            units.div_ceil(16).saturating_mul(rows.div_ceil(64))
+        };
+        Self { few, at_once, first_unit, units, groups }
+    }
+
+    /// Adds what the shader needs to know of the grid.
+    pub(super) fn apply(&self, mut launch: Launch, layout: &weight::Layout) -> Result<Launch> {
+        if self.few {
+            launch.shader.constants.push(("THREADS", threads_of_few(layout)));
+            launch.shader.constants.push(("ROWS", self.at_once as u32));
+        }
+        let launch = launch.size("first_unit", self.first_unit)?.size("units", self.units)?;
+        Ok(launch.flag("FEW", self.few).flag("MANY", !self.few))
+    }
+}
+
+/// The dispatches of a fused linear layer: one for each part of its weight.
+pub(super) fn plan(fused: &FusedLinear, call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
+    let Some(Some(OperandDesc::Weight(weight_type))) = call.operands.get(fused.weight) else {
+        return Err(Error::internal("linear has no weight"));
     };
+    let (parts, outputs) = (weight::parts(weight_type, spec)?, weight_type.rows());
+    let apart = match &fused.epilogue {
+        Epilogue::Activate(MlpActivation::Gated(gated)) => gated.layout == GateLayout::Concatenated,
+        Epilogue::Heads { .. } => true,
+        _ => false,
+    };
+    if apart && parts.len() > 1 {
+        let message = format!(
+            "the weight takes {} bindings, and outputs that belong together may be in two of them",
+            parts.len()
+        );
+        return Err(Error::unsupported(message));
+    }
+    let one = |(index, part): (usize, &weight::Layout)| part_of(fused, call, outputs, index, part);
+    Ok(CallPlan { launches: parts.iter().enumerate().map(one).collect::<Result<_>>()? })
+}
+
+/// The dispatch for a part of the weight.
+fn part_of(
+    fused: &FusedLinear,
+    call: &CallDesc,
+    outputs: usize,
+    index: usize,
+    part: &weight::Layout,
+) -> Result<Launch> {
+    let Some(x) = call.tensor(0) else { return Err(Error::internal("linear has no x")) };
     let &[rows, inputs] = x.shape.as_slice() else {
         return Err(Error::internal("x of linear is not a matrix"));
     };
-    let layout = weight::layout(weight_type)?;
-    let outputs = layout.rows;
     let units = match &fused.epilogue {
-        Epilogue::Activate(MlpActivation::Gated(_)) => (outputs / 2).div_ceil(UNIT / 2),
-        _ => outputs.div_ceil(UNIT),
+        Epilogue::Activate(MlpActivation::Gated(gated)) if gated.layout == GateLayout::Concatenated => {
+            (part.rows / 2).div_ceil(UNIT / 2)
+        }
+        _ => part.rows.div_ceil(UNIT),
     };
-    let few = rows <= FEW_ROWS;
-    let at_once = rows.clamp(1, ROWS_AT_ONCE);
-    let (entry, groups) = if few {
-        ("linear_few", units.saturating_mul(rows.div_ceil(at_once)))
-    } else {
-        ("linear_many", units.div_ceil(16).saturating_mul(rows.div_ceil(64)))
-    };
+    let tiling = Tiling::new(rows, part.first / UNIT, units);
+    let entry = if tiling.few { "linear_few" } else { "linear_many" };
     let vectors =
         inputs.is_multiple_of(4) && x.strides.first().is_some_and(|stride| stride.is_multiple_of(4));
-    let mut launch = Launch::new(SOURCE, entry).groups(if inputs == 0 && few { 0 } else { groups });
-    if few {
-        // Each thread reads two vectors of a row or more, unless a row is long.
-        let threads = (layout.row_words / 4).div_ceil(2).next_power_of_two().clamp(32, 128);
-        launch.shader.constants.push(("THREADS", threads as u32));
-        launch.shader.constants.push(("ROWS", at_once as u32));
-    }
+    let groups = if inputs == 0 && tiling.few { 0 } else { tiling.groups };
+    let mut launch = tiling.apply(Launch::new(SOURCE, entry).groups(groups), part)?;
     launch = if vectors { launch.vectors("x", call, 0)? } else { launch.operand("x", call, 0)? };
-    launch = launch.weight("w", call, fused.weight)?;
+    launch = launch.weight_part("w", fused.weight, index, Some(part))?;
     launch = launch.operand("bias", call, fused.bias.unwrap_or(usize::MAX))?;
     if let Some(norm) = &fused.norm {
         let width = call.tensor(1).and_then(|weight| weight.shape.first().copied());
@@ -96,12 +147,15 @@ pub(super) fn plan(fused: &FusedLinear, call: &CallDesc) -> Result<CallPlan> {
         launch = launch.param("eps", Value::F32(norm.eps));
         launch = launch.param("weight_offset", Value::F32(norm.weight_offset)).flag("NORM", true);
     }
-    launch = launch.size("inputs", inputs)?.size("outputs", outputs)?.size("units", units)?;
-    let quads = layout.quads();
-    let small_groups = layout.groups > 1 && !layout.group.is_multiple_of(UNIT * quads);
+    launch = launch.size("inputs", inputs)?.size("outputs", outputs)?;
+    let small_groups = part.groups > 1 && !part.group.is_multiple_of(UNIT * part.quads());
     launch = launch.flag("SMALL_GROUPS", small_groups).flag("VECTORS", vectors);
-    launch = epilogue(launch, fused, call, outputs)?;
-    Ok(launch.flag("FEW", few).flag("MANY", !few).into())
+    epilogue(launch, fused, call, outputs)
+}
+
+/// Threads of a workgroup of a kernel for few rows: each reads two vectors of a row of the weight or more.
+pub(super) fn threads_of_few(layout: &weight::Layout) -> u32 {
+    (layout.row_words / 4).div_ceil(2).next_power_of_two().clamp(32, 128) as u32
 }
 
 fn epilogue(launch: Launch, fused: &FusedLinear, call: &CallDesc, outputs: usize) -> Result<Launch> {

@@ -4,6 +4,7 @@ use super::{
     launch::CallPlan,
     linear::{self, Epilogue, FusedLinear},
 };
+use crate::driver::adapter::DeviceSpec;
 use dsrun_core::{
     Error, Result,
     kernels::CallDesc,
@@ -14,9 +15,9 @@ use dsrun_core::{
     },
 };
 
-pub(super) fn region(region: &Region, call: &CallDesc) -> Result<CallPlan> {
+pub(super) fn region(region: &Region, call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
     match fused(region)? {
-        Some(fused) => linear::plan(&fused, call),
+        Some(fused) => linear::plan(&fused, call, spec),
         None => {
             let ops: Vec<&str> = region.calls().iter().map(|call| call.op.name()).collect();
             Err(Error::unsupported(format!("no kernel runs a body of {}", ops.join(", "))))

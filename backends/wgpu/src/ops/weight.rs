@@ -1,7 +1,7 @@
 //! Weights in device memory.
 //!
-//! A weight is one buffer of words. Rows of dense weights are kept in their element type; rows of quantised weights become
-//! unsigned integers of 4 or 8 bits, the first in the lowest bits. Rows are padded with zeros to 16 bytes. Behind the rows of a
+//! A weight is one buffer of words, or several if it is longer than a binding: each then holds some rows as a weight of their own. Rows of dense weights are kept in their element type; rows of quantised weights become
+//! unsigned integers of 4 or 8 bits, or floats of 4 bits, the first in the lowest bits. Rows are padded with zeros to 16 bytes. Behind the rows of a
 //! quantised weight follow two f32 for each group of each row: the scale, and the zero point or the minimum.
 
 use crate::driver::{
@@ -18,10 +18,15 @@ use std::sync::Arc;
 /// Source bytes of the rows that are packed at a time.
 const SLAB: usize = 4 << 20;
 
-/// The places of rows and scales in a packed weight.
+/// The rows of a part are a multiple of this, so that outputs that a thread makes together are in one part.
+const PART_ROWS: usize = 4;
+
+/// The places of rows and scales in a packed weight, or in a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) element: WeightElement,
+    /// The first row of the weight that is in this part of it.
+    pub(crate) first: usize,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     /// Words from row to row.
@@ -36,12 +41,20 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// The layout of some rows of this one; `None` if the size overflows.
+    fn part(&self, first: usize, rows: usize) -> Option<Self> {
+        let scales = rows.checked_mul(self.row_words)?;
+        let words = rows.checked_mul(self.groups.checked_mul(2)?)?.checked_add(scales)?;
+        Some(Self { first, rows, scales, bytes: words.checked_mul(4)?, ..*self })
+    }
+
     /// The quads of columns in 16 bytes of a row.
     pub(crate) fn quads(&self) -> usize {
         match self.element {
             WeightElement::F32 => 1,
             WeightElement::F16 | WeightElement::BF16 => 2,
             WeightElement::Integers { bits, .. } => 32 / bits as usize,
+            WeightElement::Floats4 => 8,
         }
     }
 }
@@ -61,16 +74,17 @@ fn element(format: WeightFormat) -> Option<WeightElement> {
         WeightFormat::Block(
             BlockFormat::Q5_0 | BlockFormat::Q8_0 | BlockFormat::Q3_K | BlockFormat::Q6_K,
         ) => integers(8, false),
+        WeightFormat::Block(BlockFormat::Mxfp4) => Some(WeightElement::Floats4),
         WeightFormat::Block(BlockFormat::Q5_1 | BlockFormat::Q2_K | BlockFormat::Q5_K) => integers(8, true),
         _ => None,
     }
 }
 
-/// The layout of a weight.
+/// The layout of a weight in one part, however long that is.
 ///
 /// # Errors
 /// [`dsrun_core::Code::Unsupported`] if no kernel reads the format; an error if the size overflows.
-pub(crate) fn layout(weight: &WeightType) -> Result<Layout> {
+fn layout(weight: &WeightType) -> Result<Layout> {
     weight.bytes()?;
     let Some(element) = element(weight.format) else {
         let message = format!("this backend has no layout for weights of {}", weight.format);
@@ -81,36 +95,56 @@ pub(crate) fn layout(weight: &WeightType) -> Result<Layout> {
         WeightElement::F32 => 32,
         WeightElement::F16 | WeightElement::BF16 => 16,
         WeightElement::Integers { bits, .. } => bits as usize,
+        WeightElement::Floats4 => 4,
     };
-    let quantised = matches!(element, WeightElement::Integers { .. });
+    let quantised = element.is_quantised();
     let group = weight.format.group(columns).max(1);
     let groups = if quantised { columns.div_ceil(group) } else { 0 };
     if quantised && groups > 1 && !group.is_multiple_of(4) {
         let message = format!("groups of {group} columns are not a multiple of 4");
         return Err(Error::unsupported(message).field("format"));
     }
-    let sizes = || {
-        let row_words = columns.checked_mul(bits)?.div_ceil(32).checked_next_multiple_of(4)?;
-        let scales = rows.checked_mul(row_words)?;
-        let words = rows.checked_mul(groups.checked_mul(2)?)?.checked_add(scales)?;
-        Some((row_words, scales, words.checked_mul(4)?))
+    let row_words = columns.checked_mul(bits).and_then(|bits| bits.div_ceil(32).checked_next_multiple_of(4));
+    let whole = row_words.and_then(|row_words| {
+        let layout =
+            Layout { element, first: 0, rows, columns, row_words, scales: 0, groups, group, bytes: 0 };
+        layout.part(0, rows)
+    });
+    whole.ok_or_else(|| Error::invalid(format!("{:?} bytes overflow", weight.shape)).field("shape"))
+}
+
+/// The layouts of the parts of a weight, in the order of their rows: one, unless it is longer than a binding.
+///
+/// # Errors
+/// As [`layout`]; [`dsrun_core::Code::Unsupported`] if a few rows are longer than a binding.
+pub(crate) fn parts(weight: &WeightType, spec: &DeviceSpec) -> Result<Vec<Layout>> {
+    let whole = layout(weight)?;
+    if whole.bytes <= spec.part_bytes {
+        return Ok(vec![whole]);
+    }
+    let limit = spec.binding_bytes();
+    let row_bytes = 4 * (whole.row_words + 2 * whole.groups);
+    let rows = (spec.part_bytes / row_bytes / PART_ROWS * PART_ROWS).max(PART_ROWS);
+    if PART_ROWS * row_bytes > limit {
+        let message = format!(
+            "{PART_ROWS} rows take {} bytes, the adapter binds at most {limit}",
+            PART_ROWS * row_bytes
+        );
+        return Err(Error::unsupported(message).field("shape"));
+    }
+    let part = |first: usize| {
+        let part = whole.part(first, rows.min(whole.rows - first));
+        part.ok_or_else(|| Error::internal("a part of a weight overflows"))
     };
-    let (row_words, scales, bytes) =
-        sizes().ok_or_else(|| Error::invalid(format!("{:?} bytes overflow", weight.shape)).field("shape"))?;
-    Ok(Layout { element, rows, columns, row_words, scales, groups, group, bytes })
+    (0..whole.rows).step_by(rows).map(part).collect()
 }
 
 /// The answer to a query for the layout of a weight.
 ///
 /// # Errors
-/// As [`layout`], or [`dsrun_core::Code::Unsupported`] if the weight is longer than a binding.
+/// As [`parts`].
 pub(crate) fn packed_layout(weight: &WeightDesc, spec: &DeviceSpec) -> Result<PackedLayout> {
-    let bytes = layout(&weight.weight_type)?.bytes;
-    let limit = spec.binding_bytes();
-    if bytes > limit {
-        let message = format!("takes {bytes} bytes, but the adapter binds at most {limit}");
-        return Err(Error::unsupported(message).field("shape"));
-    }
+    let bytes = parts(&weight.weight_type, spec)?.iter().map(|part| part.bytes).sum();
     Ok(PackedLayout { bytes, name: format!("words-{}", weight.weight_type.format), relocatable: false })
 }
 
@@ -119,7 +153,8 @@ pub(crate) fn packed_layout(weight: &WeightDesc, spec: &DeviceSpec) -> Result<Pa
 pub(crate) struct WgpuWeight {
     weight_type: WeightType,
     bytes: usize,
-    pub(crate) buffer: Arc<WgpuBuffer>,
+    /// The buffer of each of its [`parts`].
+    pub(crate) buffers: Vec<Arc<WgpuBuffer>>,
 }
 
 impl WgpuWeight {
@@ -138,35 +173,54 @@ impl WgpuWeight {
             let message = format!("the rows are {:?}, not {weight_type:?}", reader.weight_type());
             return Err(Error::invalid(message).at("rows"));
         }
-        packed_layout(weight, &context.spec)?;
-        let layout = layout(weight_type)?;
-        let buffer = Arc::new(WgpuBuffer::new(context.clone(), layout.bytes, MemoryKind::Device)?);
-        let row_bytes = weight_type.row_bytes()?;
-        let step = (SLAB / row_bytes.max(1)).max(1);
-        let (mut words, mut scales) = (Vec::new(), Vec::new());
-        for first in (0..layout.rows).step_by(step) {
-            let count = step.min(layout.rows - first);
-            let rows = reader.rows(first, count)?;
-            if rows.len() != count * row_bytes {
-                let message =
-                    format!("rows {first}..+{count} are {} bytes of {}", rows.len(), count * row_bytes);
-                return Err(Error::invalid(message).at("rows"));
-            }
-            words.clear();
-            scales.clear();
-            for row in 0..count {
-                let row = &rows[row * row_bytes..][..row_bytes];
-                pack_row(weight_type.format, &layout, row, &mut words, &mut scales)?;
-            }
-            let mut upload = |bytes: &[u8], offset: usize| {
-                let slice = BufferSlice::new(buffer.clone(), offset, bytes.len())?;
-                stream.upload(bytes, &slice)
-            };
-            upload(&words, 4 * first * layout.row_words)?;
-            upload(&scales, 4 * (layout.scales + first * layout.groups * 2))?;
+        let parts = parts(weight_type, &context.spec)?;
+        let mut buffers = Vec::new();
+        for part in &parts {
+            let buffer = Arc::new(WgpuBuffer::new(context.clone(), part.bytes, MemoryKind::Device)?);
+            pack_part(stream, &buffer, part, reader)?;
+            buffers.push(buffer);
         }
-        Ok(Self { weight_type: weight_type.clone(), bytes: layout.bytes, buffer })
+        let bytes = parts.iter().map(|part| part.bytes).sum();
+        Ok(Self { weight_type: weight_type.clone(), bytes, buffers })
     }
+}
+
+/// Reads the rows of a part of a weight, packs and uploads them.
+fn pack_part(
+    stream: &mut WgpuStream,
+    buffer: &Arc<WgpuBuffer>,
+    layout: &Layout,
+    reader: &mut dyn WeightReader,
+) -> Result<()> {
+    let format = reader.weight_type().format;
+    let row_bytes = reader.weight_type().row_bytes()?;
+    let step = (SLAB / row_bytes.max(1)).max(1);
+    let (mut words, mut scales) = (Vec::new(), Vec::new());
+    for first in (0..layout.rows).step_by(step) {
+        let count = step.min(layout.rows - first);
+        let rows = reader.rows(layout.first + first, count)?;
+        if rows.len() != count * row_bytes {
+            let message = format!(
+                "rows {}..+{count} are {} bytes of {}",
+                layout.first + first,
+                rows.len(),
+                count * row_bytes
+            );
+            return Err(Error::invalid(message).at("rows"));
+        }
+        words.clear();
+        scales.clear();
+        for row in 0..count {
+            pack_row(format, layout, &rows[row * row_bytes..][..row_bytes], &mut words, &mut scales)?;
+        }
+        let mut upload = |bytes: &[u8], offset: usize| {
+            let slice = BufferSlice::new(buffer.clone(), offset, bytes.len())?;
+            stream.upload(bytes, &slice)
+        };
+        upload(&words, 4 * first * layout.row_words)?;
+        upload(&scales, 4 * (layout.scales + first * layout.groups * 2))?;
+    }
+    Ok(())
 }
 
 /// Appends the words of a row, and the scales of its groups.
@@ -178,17 +232,25 @@ fn pack_row(
     scales: &mut Vec<u8>,
 ) -> Result<()> {
     let end = words.len() + 4 * layout.row_words;
-    if let WeightElement::Integers { bits, minimum } = layout.element {
+    if layout.element.is_quantised() {
         let mut integers = vec![0; layout.columns];
         let mut affine = vec![Affine::default(); layout.groups];
         format.unpack_row(row, &mut integers, &mut affine)?;
-        match bits {
-            4 => {
+        if layout.element == WeightElement::Floats4 {
+            for (group, affine) in integers.chunks_mut(layout.group).zip(&affine) {
+                group
+                    .iter_mut()
+                    .for_each(|integer| *integer = float4(i32::from(*integer) - affine.zero as i32));
+            }
+        }
+        match layout.element {
+            WeightElement::Integers { bits: 8, .. } => words.extend_from_slice(&integers),
+            _ => {
                 let pair = |pair: &[u8]| pair[0] & 15 | pair.get(1).map_or(0, |second| second << 4);
                 words.extend(integers.chunks(2).map(pair));
             }
-            _ => words.extend_from_slice(&integers),
         }
+        let minimum = matches!(layout.element, WeightElement::Integers { minimum: true, .. });
         for Affine { scale, zero, minimum: lowest } in affine {
             let offset = if minimum { lowest } else { zero };
             scales.extend([scale, offset].into_iter().flat_map(f32::to_le_bytes));
@@ -198,6 +260,13 @@ fn pack_row(
     }
     words.resize(end, 0);
     Ok(())
+}
+
+/// The 4-bit float with twice this value: a sign, two bits of exponent and one of significand. Other numbers become the largest.
+fn float4(doubled: i32) -> u8 {
+    const DOUBLED: [u32; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
+    let code = DOUBLED.iter().position(|value| *value >= doubled.unsigned_abs()).unwrap_or(7) as u8;
+    code | if doubled < 0 { 8 } else { 0 }
 }
 
 impl PackedWeight for WgpuWeight {
