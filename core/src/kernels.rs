@@ -87,7 +87,8 @@ pub struct Support {
     pub work_words: usize,
     /// Whether a graph may capture the call.
     pub capture_safe: bool,
-    /// Whether each row's result is bit-identical whatever other rows are in the batch.
+    /// Whether each row's result is bit-identical whatever other rows are in the batch and however many there are, also in calls of
+    /// other sizes that say the same.
     pub batch_invariant: bool,
 }
 

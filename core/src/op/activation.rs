@@ -26,6 +26,8 @@ choice! {
         GeluTanh = 4 "gelu_tanh",
         /// `x / (1 + exp(-1.702 x))`.
         QuickGelu = 5 "quick_gelu",
+        /// `tanh(x)`.
+        Tanh = 6 "tanh",
     }
 }
 
@@ -63,7 +65,7 @@ impl Operation for Activation {
     const SIGNATURE: &'static Signature = &Signature {
         name: "activation",
         profile: Profile::LlmCore1,
-        summary: "`y = f(x + bias)`: relu, silu, gelu_erf, gelu_tanh, quick_gelu",
+        summary: "`y = f(x + bias)`: relu, silu, gelu_erf, gelu_tanh, quick_gelu, tanh",
         operands: &[operand("x", OperandKind::Float), optional("bias", OperandKind::Float)],
         results: &[result("y")],
     };

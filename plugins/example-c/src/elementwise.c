@@ -49,6 +49,7 @@ static double nonlinearity(uint32_t function, double x) {
     case DSR_NONLINEARITY_SILU: return x / (1.0 + exp(-x));
     case DSR_NONLINEARITY_GELU_ERF: return x / 2.0 * (1.0 + erf(x / sqrt(2.0)));
     case DSR_NONLINEARITY_QUICK_GELU: return x / (1.0 + exp(-1.702 * x));
+    case DSR_NONLINEARITY_TANH: return tanh(x);
     default: return x / 2.0 * (1.0 + tanh(0.79788456080286536 /* sqrt(2 / pi) */ * (x + 0.044715 * x * x * x)));
     }
 }

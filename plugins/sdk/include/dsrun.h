@@ -175,7 +175,7 @@
 #define DSR_OP_RMS_NORM 2 // y = x * rsqrt(mean(x^2) + eps) * (weight + weight_offset) over groups of W features
 #define DSR_OP_LAYER_NORM 3 // y = (x - mean) * rsqrt(var + eps) * weight + bias, biased variance
 #define DSR_OP_LINEAR 4 // y[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
-#define DSR_OP_ACTIVATION 6 // y = f(x + bias): relu, silu, gelu_erf, gelu_tanh, quick_gelu
+#define DSR_OP_ACTIVATION 6 // y = f(x + bias): relu, silu, gelu_erf, gelu_tanh, quick_gelu, tanh
 #define DSR_OP_GATED_ACTIVATION 7 // y = f(gate) * (up + up_offset), the two halves separate, concatenated or interleaved
 #define DSR_OP_ROPE 8 // rotates pairs of each head by positions[t] * inverse_frequencies[i]
 #define DSR_OP_KV_WRITE 9 // cache[slots[t]] = key[t], value[t]; -1 skips
@@ -218,6 +218,7 @@
 #define DSR_NONLINEARITY_GELU_ERF 3 // x / 2 * (1 + erf(x / sqrt(2))).
 #define DSR_NONLINEARITY_GELU_TANH 4 // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
 #define DSR_NONLINEARITY_QUICK_GELU 5 // x / (1 + exp(-1.702 x)).
+#define DSR_NONLINEARITY_TANH 6 // tanh(x).
 #define DSR_GATE_LAYOUT_SEPARATE 1 // Two operands: gate[T, F] and up[T, F].
 #define DSR_GATE_LAYOUT_CONCATENATED 2 // One operand gate[T, 2 F]: the gate half, then the up half.
 #define DSR_GATE_LAYOUT_INTERLEAVED 3 // One operand gate[T, 2 F]: gate and up elements alternate.

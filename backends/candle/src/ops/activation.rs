@@ -25,6 +25,7 @@ fn apply(function: Nonlinearity, x: &Tensor) -> Result<Tensor> {
         }
         // x / (1 + exp(-1.702 x))
         Nonlinearity::QuickGelu => (x / ((x * -1.702)?.exp()? + 1.0)?)?,
+        Nonlinearity::Tanh => x.tanh()?,
     })
 }
 

@@ -29,6 +29,7 @@ fn apply(function: Nonlinearity, x: &[f32], out: &mut [f32]) {
             each(out, &|x| 0.5 * x * (1.0 + (FRAC_2_PI.sqrt() * (x + 0.044715 * x * x * x)).tanh()))
         }
         Nonlinearity::QuickGelu => each(out, &|x| x / (1.0 + (-1.702 * x).exp())),
+        Nonlinearity::Tanh => each(out, &f32::tanh),
     }
 }
 
