@@ -1,4 +1,4 @@
-//! The configuration of a decoder, read from `config.json` or from the metadata of a GGUF file.
+//! The configuration of a model, read from `config.json` or from the metadata of a GGUF file.
 //!
 //! [`DecoderConfig`] has one form for all files, with every default filled in, so building a program does not depend on
 //! where the configuration came from. This module holds it and the code that the readers of all families share; the readers
@@ -8,6 +8,7 @@
 //! field that no reader asked for is an error, unless it is on a list of fields that are known not to change the result. A
 //! field with the value `null` counts as left out.
 
+pub(crate) mod encoder;
 mod error;
 pub(crate) mod fields;
 pub(crate) mod gguf;
@@ -25,6 +26,7 @@ use mixture::MixtureNames;
 use rope::RopesByKind;
 use std::sync::Arc;
 
+pub use encoder::{Classifier, Encoder};
 pub use error::ConfigError;
 pub use latent::Latent;
 pub use mixture::{Mixture, SharedExpert};
@@ -44,9 +46,16 @@ pub enum Norm {
     },
     /// Layer norm.
     Layer {
-        /// Whether the norm has a weight and a bias.
-        affine: bool,
+        /// Whether the norm has a weight.
+        weight: bool,
+        /// Whether the norm has a bias.
+        bias: bool,
     },
+}
+
+impl Norm {
+    /// A layer norm with a weight and a bias.
+    pub const LAYER: Self = Self::Layer { weight: true, bias: true };
 }
 
 /// The attention settings of one layer.
@@ -100,7 +109,7 @@ impl Biases {
     }
 }
 
-/// The configuration of a decoder with all defaults filled in.
+/// The configuration of a decoder, or of an encoder, with all defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// The name of the architecture: `model_type` in `config.json`.
@@ -145,6 +154,8 @@ pub struct DecoderConfig {
     pub biases: Biases,
     /// Whether the embedding also turns hidden states into logits.
     pub tied: bool,
+    /// What the model has as an encoder; `None` for a decoder.
+    pub encoder: Option<Encoder>,
     /// The experts that take the place of the MLP in some layers.
     pub mixture: Option<Mixture>,
     /// The factor that multiplies embeddings.
@@ -240,6 +251,9 @@ impl DecoderConfig {
             latent.validate(&names.latent, self.head_dim)?;
             self.validate_latent_layers(latent)?;
         }
+        if let Some(encoder) = &self.encoder {
+            encoder.validate(self)?;
+        }
         if let Some(mixture) = &self.mixture {
             mixture.validate(&names.mixture, self.layers)?;
         }
@@ -273,6 +287,11 @@ impl DecoderConfig {
     /// Returns the mixture of experts of a layer; `None` in layers with an MLP.
     pub fn mixture_of(&self, layer: usize) -> Option<&Mixture> {
         self.mixture.as_ref().filter(|mixture| mixture.layers.get(layer) == Some(&true))
+    }
+
+    /// Returns the width of the hidden states that embeddings are made of: those that a head for tokens reads.
+    pub fn embedding_width(&self) -> usize {
+        if self.encoder.is_some() { self.hidden } else { self.embedding }
     }
 
     /// Gives every layer this rotary embedding.

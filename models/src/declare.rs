@@ -25,6 +25,8 @@ pub(crate) struct Declare<'a> {
     pub(crate) types: &'a mut dyn TensorTypes,
     /// The types of the tensors that were asked for.
     pub(crate) stored: HashMap<String, WeightType>,
+    /// The weights that were declared, by their names: layers of some models share theirs.
+    pub(crate) declared: HashMap<String, ValueId>,
 }
 
 impl Declare<'_> {
@@ -35,6 +37,9 @@ impl Declare<'_> {
         part: Part,
         layer: usize,
     ) -> Result<ValueId> {
+        if let Some(known) = self.declared.get(&part.value_name(layer)) {
+            return Ok(*known);
+        }
         let place = self.naming.place(part, layer, self.config);
         let shape = part.shape(self.config);
         let expr = match self.config.mixture_of(layer).filter(|_| part.is_of_experts()) {
@@ -58,7 +63,10 @@ impl Declare<'_> {
             }
             Storage::Keep | Storage::Cast(_) => (expr, read.format),
         };
-        program.weight(part.value_name(layer), expr, WeightType { format, shape: read.shape })
+        let weight = WeightType { format, shape: read.shape };
+        let declared = program.weight(part.value_name(layer), expr, weight)?;
+        self.declared.insert(part.value_name(layer), declared);
+        Ok(declared)
     }
 
     /// The rows of a part in a tensor that is one matrix.
@@ -137,6 +145,9 @@ impl Declare<'_> {
         layer: usize,
         size: usize,
     ) -> Result<ValueId> {
+        if let Some(known) = self.declared.get(&part.value_name(layer)) {
+            return Ok(*known);
+        }
         let tensor = self.naming.place(part, layer, self.config).weight();
         let expr = self.tensor(tensor, &[size])?;
         self.f32_vector(program, part.value_name(layer), expr)
@@ -150,6 +161,9 @@ impl Declare<'_> {
         layer: usize,
         size: usize,
     ) -> Result<ValueId> {
+        if let Some(known) = self.declared.get(&bias_name(part, layer)) {
+            return Ok(*known);
+        }
         let place = self.naming.place(part, layer, self.config);
         let all = place.all(size);
         let expr = match self.config.mixture_of(layer).filter(|_| part.is_of_experts()) {
@@ -176,7 +190,7 @@ impl Declare<'_> {
                 reshape(own, vec![mixture.experts * size])
             }
         };
-        self.f32_vector(program, format!("{}.bias", part.value_name(layer)), expr)
+        self.f32_vector(program, bias_name(part, layer), expr)
     }
 
     /// A vector that the model computed.
@@ -219,8 +233,15 @@ impl Declare<'_> {
         if read.format != WeightFormat::Dense(DType::F32) {
             expr = WeightExpr::Cast { of: Box::new(expr), dtype: DType::F32 };
         }
-        program.vector(name, expr, TensorType::new(DType::F32, [size]))
+        let declared = program.vector(&name, expr, TensorType::new(DType::F32, [size]))?;
+        self.declared.insert(name, declared);
+        Ok(declared)
     }
+}
+
+/// The name in programs of the bias of a matrix or norm.
+fn bias_name(part: Part, layer: usize) -> String {
+    format!("{}.bias", part.value_name(layer))
 }
 
 /// The rows of a part among those of all parts of a tensor. The part has `rows` rows, of `columns` elements.

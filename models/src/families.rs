@@ -4,9 +4,12 @@
 //! functions that read the configuration, the tensor names that differ from the usual ones, and a function that builds the
 //! layer with the methods of [`Builder`](crate::layers::Builder). `llama.rs` is the plainest file to start from.
 
+mod albert;
 mod architecture;
+mod bert;
 mod deepseek;
 mod deepseek_gguf;
+mod distilbert;
 mod gemma;
 mod glm;
 mod gpt2;
@@ -14,6 +17,7 @@ mod gpt_oss;
 mod granite_moe;
 mod llama;
 mod mixtral;
+mod modernbert;
 mod olmo;
 mod olmoe;
 mod opt;
@@ -21,6 +25,7 @@ mod phi;
 mod phimoe;
 mod qwen;
 mod qwen_moe;
+mod roberta;
 mod smollm3;
 
 use crate::{
@@ -58,6 +63,11 @@ const FAMILIES: &[&[Architecture]] = &[
     glm::ARCHITECTURES,
     deepseek::ARCHITECTURES,
     phimoe::ARCHITECTURES,
+    bert::ARCHITECTURES,
+    roberta::ARCHITECTURES,
+    distilbert::ARCHITECTURES,
+    albert::ARCHITECTURES,
+    modernbert::ARCHITECTURES,
 ];
 
 /// Iterates over every architecture.

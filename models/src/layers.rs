@@ -9,6 +9,7 @@
 
 mod attention;
 mod embedding;
+mod encoder;
 mod feed_forward;
 mod latent;
 mod norm;
@@ -16,7 +17,7 @@ mod norm;
 use crate::{
     config::{DecoderConfig, Rope},
     declare::Declare,
-    step::{DecoderStep, ProgramOptions},
+    step::{ProgramOptions, StepBuilder},
     tensor_names::Part,
 };
 use dsrun_core::{
@@ -27,7 +28,7 @@ use dsrun_core::{
 use norm::NormWeights;
 use std::sync::Arc;
 
-/// A function that adds a part of the decoder to the program and returns its result.
+/// A function that adds a part of the model to the program and returns its result.
 pub(crate) type Block = fn(&mut Builder<'_>, ValueId) -> Result<ValueId>;
 
 /// The two blocks that a family defines; final norm and head are the same in all families.
@@ -39,10 +40,14 @@ pub(crate) struct Blocks {
     pub(crate) layer: Block,
 }
 
-/// Builds the program of a decoder: embedding, layers, final norm, head.
+/// Builds the program of a decoder (embedding, layers, final norm, head), or of an encoder (embedding, layers, and a classification
+/// head if there is one).
 pub(crate) fn program(blocks: Blocks, options: ProgramOptions, mut weights: Declare<'_>) -> Result<Program> {
     let config = weights.config;
-    let mut step = DecoderStep::begin(config.architecture, config.vocabulary, options)?;
+    let mut step = match config.encoder {
+        None => StepBuilder::begin(config.architecture, config.vocabulary, options)?,
+        Some(_) => StepBuilder::begin_encoder(config.architecture, options)?,
+    };
     let mut frequencies = Vec::new();
     for (index, rope) in config.ropes().into_iter().enumerate() {
         let name = if index == 0 { "inverse_frequencies" } else { &format!("inverse_frequencies.{index}") };
@@ -54,8 +59,11 @@ pub(crate) fn program(blocks: Blocks, options: ProgramOptions, mut weights: Decl
     let embedding = build.matrix(Part::Embedding)?;
     let mut x = (blocks.embed)(&mut build, embedding)?;
     for layer in 0..config.layers {
-        build.layer = layer;
+        build.layer = config.encoder.map_or(layer, |encoder| layer / encoder.layers_per_group);
         x = (blocks.layer)(&mut build, x)?;
+    }
+    if config.encoder.is_some() {
+        return build.finish_encoder(x);
     }
     let weights = build.final_weights()?;
     let head = if config.tied { embedding } else { build.matrix(Part::Head)? };
@@ -76,13 +84,13 @@ struct FinalWeights {
     project: Option<ValueId>,
 }
 
-/// A decoder program under construction.
+/// A program under construction.
 ///
 /// The methods add calls to the program and declare the weights that these calls need for the current layer.
 pub(crate) struct Builder<'a> {
     pub(crate) config: &'a DecoderConfig,
     pub(crate) options: ProgramOptions,
-    step: DecoderStep,
+    step: StepBuilder,
     weights: Declare<'a>,
     /// The distinct rotary embeddings of the model with their frequency vectors, which layers share.
     frequencies: Vec<(&'a Arc<Rope>, ValueId)>,

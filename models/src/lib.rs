@@ -7,9 +7,9 @@
 //! |---|---|
 //! | [`fetch`] | names of models to files on this machine |
 //! | [`model`] | an opened model: configuration, weights, tokenizer, program |
-//! | [`config`] | what a decoder is, from `config.json` or GGUF metadata |
+//! | [`config`] | what a model is, from `config.json` or GGUF metadata |
 //! | [`presets`] | configurations of well-known models |
-//! | [`step`] | the part of a program that all decoders share: request table, KV cache, sampling |
+//! | [`step`] | the part of a program that all models share; of decoders request table, KV cache, sampling |
 //! | `families` | a file for each model family: where adding a model starts |
 //! | `layers` | what families write their layers with |
 //! | [`weights`] | named tensors and expressions over them; random weights |
@@ -18,6 +18,7 @@
 //! | [`export`] | writing a model as a folder that others open |
 //! | [`tokenizer`], [`chat`], [`stop`] | text to tokens and back, conversations, where a text ends |
 //! | [`generation`] | how a model wants to be sampled |
+//! | [`sentence_transformers`] | how a model embeds texts |
 
 pub mod chat;
 pub mod config;
@@ -32,6 +33,7 @@ pub mod model;
 pub mod presets;
 pub mod quantised;
 pub mod safetensors_file;
+pub mod sentence_transformers;
 pub mod step;
 pub mod stop;
 mod tensor_names;

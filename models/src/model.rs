@@ -20,6 +20,7 @@ use crate::{
     presets::Preset,
     quantised::QuantisedFiles,
     safetensors_file::{INDEX_FILE, SafetensorsFiles},
+    sentence_transformers::{CACHED_POOLING, Modules, TextEmbedding},
     step::ProgramOptions,
     tensor_names::Naming,
     tokenizer::{NamedTemplate, Tokenizer, TokenizerConfig, TokenizerError},
@@ -49,6 +50,7 @@ pub struct Model {
     tokenizer: Option<Tokenizer>,
     chat: Chat,
     generation: GenerationDefaults,
+    embedding: Option<TextEmbedding>,
     eos: Vec<u32>,
 }
 
@@ -73,10 +75,11 @@ impl Model {
     /// # Errors
     /// As [`Self::open`].
     pub fn from_files(files: &ModelFiles) -> Result<Self> {
-        let model = match &files.weights {
+        let mut model = match &files.weights {
             WeightFiles::Gguf(paths) => Self::from_gguf(files, paths)?,
             WeightFiles::Safetensors(paths) => Self::from_safetensors(files, paths)?,
         };
+        model.embedding = embedding(files, model.config.embedding_width())?;
         model.check()?;
         Ok(model)
     }
@@ -171,7 +174,7 @@ impl Model {
             let of_tokenizer = tokenizer.as_ref().and_then(Tokenizer::eos);
             eos.extend(of_tokenizer.filter(|token| !config.eos.contains(token)));
         }
-        Self { name, config, weights, naming, tokenizer, chat, generation, eos }
+        Self { name, config, weights, naming, tokenizer, chat, generation, embedding: None, eos }
     }
 
     /// A model of this configuration with random weights: matrices in `format`, vectors in f32. It has no tokenizer.
@@ -230,6 +233,11 @@ impl Model {
     /// How the model wants to be sampled, where the user does not say.
     pub fn generation(&self) -> &GenerationDefaults {
         &self.generation
+    }
+
+    /// How the model embeds texts, where the files of sentence-transformers say.
+    pub fn embedding(&self) -> Option<TextEmbedding> {
+        self.embedding
     }
 
     /// The tokens that end a text: what `generation_config.json` says, else what configuration and tokenizer say.
@@ -337,6 +345,20 @@ fn generation(files: &ModelFiles) -> Result<GenerationDefaults> {
     let Some(path) = &files.generation_config else { return Ok(GenerationDefaults::default()) };
     let wrong = |source| ModelError::Generation { path: path.clone(), source };
     GenerationDefaults::from_json_bytes(&read(path)?).map_err(wrong)
+}
+
+/// How the model embeds texts, if there is a `modules.json`. `hidden` is the width of its hidden states.
+fn embedding(files: &ModelFiles, hidden: usize) -> Result<Option<TextEmbedding>> {
+    let Some(path) = &files.modules else { return Ok(None) };
+    let wrong = |path: &Path| {
+        let path = path.to_owned();
+        move |source| ModelError::Config { path, source }
+    };
+    let modules = Modules::from_json_bytes(&read(path)?).map_err(wrong(path))?;
+    let beside = files.directory.join(&modules.pooling).join("config.json");
+    let cached = files.directory.join(CACHED_POOLING);
+    let path = if !beside.is_file() && cached.is_file() { cached } else { beside };
+    modules.with_pooling(&read(&path)?, hidden).map(Some).map_err(wrong(&path))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {

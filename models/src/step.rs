@@ -1,10 +1,12 @@
-//! What every decoder program has in common: the step around the layers.
+//! What all programs have in common: the step around the layers.
+//!
+//! # Decoders
 //!
 //! A step brings some tokens of some sequences, runs them through the layers, and samples a token for each row that
 //! wants one. What is uploaded for each step is small; the rest is derived on the device from the request table (see
 //! [`dsrun_core::op::PrepareStep`]), so steps can be launched ahead of the tokens they depend on.
 //!
-//! # Inputs (i32; extents in the order tokens, sequences, rows)
+//! ## Inputs (i32; extents in the order tokens, sequences, rows)
 //!
 //! | input | shape | |
 //! |---|---|---|
@@ -21,7 +23,7 @@
 //! Wanted are the last tokens of a sequence, or none of it; rows stand in the order of the tokens. The program as a model writes
 //! it has no use for the last two inputs ([`WANTED`]): they are for passes that compute for the wanted rows alone.
 //!
-//! # States
+//! ## States
 //!
 //! | state | type | |
 //! |---|---|---|
@@ -35,7 +37,7 @@
 //! | `layers.N.key_cache`, `layers.N.value_cache` | `[$pages, kv_heads, block_size, head_dim]` | |
 //! | `layers.N.latent_cache` | `[$pages, 1, block_size, rank + rotated]` | in place of both, in models with latent attention |
 //!
-//! # Segments and outputs
+//! ## Segments and outputs
 //!
 //! `forward` ends with the logits. `embed` brings the hidden states of all tokens to where the head reads those of the wanted
 //! rows; a step whose hidden states nobody wants leaves it out. `sample` and `sample_limited` are two ways to turn them into tokens and to record these: a
@@ -44,16 +46,31 @@
 //! The outputs stand in [`OUTPUTS`]; behind them come the caches, so that nothing of a step is lost as dead. Those of a
 //! segment are to be read before another is run.
 //!
-//! # Attention's work list
+//! ## Attention's work list
 //!
 //! `attention_prepare` is built with a list of 0 words. Who compiles the program asks the backend how long it must be and
 //! sets the attribute `words`.
+//!
+//! # Encoders
+//!
+//! A step brings whole sequences, and every token attends to all tokens of its sequence. Nothing outlives the step, so the program
+//! has no states, and the host uploads all that the step needs.
+//!
+//! | input | shape | |
+//! |---|---|---|
+//! | `prompt_ids` | `[?tokens]` | tokens; those of a sequence stand side by side |
+//! | `step_positions` | `[?tokens]` | the position of each token in its sequence |
+//! | `step_token_types` | `[?tokens]` | the part of its sequence that each token belongs to: 0 for the first, 1 for the second |
+//! | `step_start`, `step_length` | `[?sequences]` | where the tokens of each sequence start, and how many they are |
+//! | `rows` | `[?rows]` | rows of the step that a classification head reads: one of each sequence that has to be classified |
+//!
+//! The only segment is `forward`. The outputs stand in [`ENCODER_OUTPUTS`]; only models with a classification head have the second.
 
 use dsrun_core::{
-    DType, Result, Size, TensorType,
+    DType, Error, Result, Size, TensorType,
     op::{
-        Add, AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows, KvWrite, LatentWrite, Linear,
-        LogitProcess, PagedAttention, PrepareStep, SAMPLING_COLUMNS, Sample,
+        Add, Attention, AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows, KvWrite,
+        LatentWrite, Linear, LogitProcess, PagedAttention, PrepareStep, SAMPLING_COLUMNS, Sample,
     },
     program::{Program, ProgramBuilder, SegmentKind, ValueId},
 };
@@ -76,6 +93,13 @@ pub const OUTPUTS: [&str; 12] = [
     "finished",
     "counts",
 ];
+
+/// The outputs of an encoder program, in order: the hidden states of all tokens, `[?tokens, hidden]` in the type of activations, and
+/// what the classification head makes of `rows`: f32 `[?rows, labels]`.
+pub const ENCODER_OUTPUTS: [&str; 2] = ["hidden", "scores"];
+
+/// The input that only encoder programs have: the part of its sequence that each token belongs to.
+pub const TOKEN_TYPES: &str = "step_token_types";
 
 /// The inputs that say which of `rows` are a sequence's: where they begin, and how many they are.
 pub const WANTED: [&str; 2] = ["wanted_start", "wanted_length"];
@@ -101,7 +125,7 @@ pub struct ProgramOptions {
     pub cache: DType,
     /// Slots of a page of the KV cache.
     pub block_size: u32,
-    /// The length of the longest sequence, by which LongRoPE chooses its frequencies; `None` for the model's full context.
+    /// The length of the longest sequence there may be, by which LongRoPE chooses its frequencies; `None` for the model's full context.
     pub context: Option<usize>,
 }
 
@@ -134,7 +158,8 @@ pub struct Heads {
     pub head_dim: usize,
     /// What scores are multiplied by.
     pub scale: f32,
-    /// How many keys a query sees, its own included; `None` for all before it.
+    /// How many keys a query of a decoder sees, its own included; `None` for all before it. A query of an encoder sees as many on
+    /// either side.
     pub window: Option<u32>,
     /// One more score of each head, without a key: f32 `[heads]`.
     pub sinks: Option<ValueId>,
@@ -160,23 +185,36 @@ pub struct LatentHeads {
     pub scale: f32,
 }
 
-/// A decoder program under construction. Make one, embed, add layers, turn the [wanted](Self::wanted) rows into
-/// [logits](Self::logits), and end with [`Self::finish`].
+/// The program of a model under construction. Make one, embed, and add layers. For a decoder, turn the [wanted](Self::wanted) rows
+/// into [logits](Self::logits), and end with [`Self::finish`]; for an encoder, end with [`Self::finish_encoder`].
 #[derive(Debug)]
-pub struct DecoderStep {
+pub struct StepBuilder {
     /// Where layers add their calls.
     pub program: ProgramBuilder,
     /// The position of each token of the step: i32 `[?tokens]`.
     pub positions: ValueId,
     options: ProgramOptions,
     ids: ValueId,
-    slots: ValueId,
     query_start: ValueId,
     query_length: ValueId,
+    rows: ValueId,
+    kind: Kind,
+}
+
+/// What only one kind of program has.
+#[derive(Debug)]
+enum Kind {
+    Decoder(Box<DecoderValues>),
+    Encoder { token_types: ValueId },
+}
+
+/// The values that only decoder programs have: those of the KV cache, and those of sampling.
+#[derive(Debug)]
+struct DecoderValues {
+    slots: ValueId,
     kv_length: ValueId,
     tables: ValueId,
     work: ValueId,
-    rows: ValueId,
     row_request: ValueId,
     commit_request: ValueId,
     row_positions: ValueId,
@@ -194,8 +232,8 @@ pub struct DecoderStep {
     layers: usize,
 }
 
-impl DecoderStep {
-    /// Declares inputs and request table, and begins the segment `forward`.
+impl StepBuilder {
+    /// Declares inputs and request table of a decoder, and begins the segment `forward`.
     ///
     /// # Errors
     /// If an option is not possible, such as pages of 0 slots.
@@ -259,18 +297,11 @@ impl DecoderStep {
         ] = results;
         let work =
             program.call(AttentionPrepare { words: 0 }, [query_start, query_length, kv_length].map(Some))?;
-        Ok(Self {
-            program,
-            positions,
-            options,
-            ids,
+        let kind = Kind::Decoder(Box::new(DecoderValues {
             slots,
-            query_start,
-            query_length,
             kv_length,
             tables,
             work,
-            rows,
             row_request,
             commit_request,
             row_positions,
@@ -285,7 +316,35 @@ impl DecoderStep {
             mask,
             caches: Vec::new(),
             layers: 0,
-        })
+        }));
+        Ok(Self { program, positions, options, ids, query_start, query_length, rows, kind })
+    }
+
+    /// Declares the inputs of an encoder, and begins its segment.
+    ///
+    /// # Errors
+    /// If the program refuses an input, which is a defect.
+    pub fn begin_encoder(name: &str, options: ProgramOptions) -> Result<Self> {
+        let mut program = ProgramBuilder::new(name);
+        program.segment("forward", SegmentKind::Graph);
+        let [tokens, sequences, rows] = ["tokens", "sequences", "rows"].map(|extent| program.bounded(extent));
+        let mut input = |name, size: &Size| program.input(name, TensorType::new(DType::I32, [size.clone()]));
+        let ids = input("prompt_ids", &tokens)?;
+        let positions = input("step_positions", &tokens)?;
+        let token_types = input(TOKEN_TYPES, &tokens)?;
+        let query_start = input("step_start", &sequences)?;
+        let query_length = input("step_length", &sequences)?;
+        let rows = input("rows", &rows)?;
+        let kind = Kind::Encoder { token_types };
+        Ok(Self { program, positions, options, ids, query_start, query_length, rows, kind })
+    }
+
+    /// The values of a decoder.
+    fn decoder(&mut self) -> Result<&mut DecoderValues> {
+        match &mut self.kind {
+            Kind::Decoder(values) => Ok(values),
+            Kind::Encoder { .. } => Err(Error::internal("an encoder has neither a KV cache nor logits")),
+        }
     }
 
     /// The embeddings of the step's tokens, with those of their positions if there is a table of them: `[?tokens, hidden]`.
@@ -307,21 +366,78 @@ impl DecoderStep {
         self.program.call(embed, [Some(self.positions), Some(table), None, None])
     }
 
-    /// Puts the keys and values of the next layer into its cache, and attends to it: `[?tokens, heads * head_dim]`.
+    /// The embeddings of the token types of an encoder's step: `[?tokens, hidden]`.
+    ///
+    /// # Errors
+    /// If `table` is no matrix, or this is a decoder.
+    pub fn embed_token_types(&mut self, table: ValueId) -> Result<ValueId> {
+        let Kind::Encoder { token_types } = self.kind else {
+            return Err(Error::internal("a decoder has no token types"));
+        };
+        let embed = Embed { dtype: self.options.activation, first_row: 0, position_offset: 0 };
+        self.program.call(embed, [Some(token_types), Some(table), None, None])
+    }
+
+    /// Attends with the queries of the next layer: `[?tokens, heads * head_dim]`. A decoder puts keys and values into the cache of
+    /// the layer and attends to that; an encoder attends to the keys of the step, on both sides.
     ///
     /// # Errors
     /// If the sizes do not fit.
     pub fn attention(&mut self, heads: Heads) -> Result<ValueId> {
-        let layer = self.layers;
-        let block_size = self.options.block_size as usize;
+        match self.kind {
+            Kind::Decoder(_) => self.cached_attention(heads),
+            Kind::Encoder { .. } => self.two_sided_attention(heads),
+        }
+    }
+
+    fn two_sided_attention(&mut self, heads: Heads) -> Result<ValueId> {
+        if heads.sinks.is_some() {
+            return Err(Error::internal("encoders have no sinks"));
+        }
+        let attention = Attention {
+            query_heads: count(heads.heads)?,
+            kv_heads: count(heads.kv_heads)?,
+            scale: heads.scale,
+            softcap: 0.0,
+            window: heads.window.unwrap_or(0),
+            mask: AttentionMask::Bidirectional,
+        };
+        let operands = [heads.query, heads.key, heads.value, self.query_start, self.query_length].map(Some);
+        self.program.call(attention, operands.into_iter().chain([None]))
+    }
+
+    /// The mean of each feature over the tokens of its sequence, in every row of the sequence: `[?tokens, features]`. It is attention
+    /// with equal weights, by as many heads as the layers have.
+    ///
+    /// # Errors
+    /// If `heads` does not divide the features.
+    pub fn mean_of_sequence(&mut self, x: ValueId, heads: usize) -> Result<ValueId> {
+        let heads = Heads {
+            query: x,
+            key: x,
+            value: x,
+            heads,
+            kv_heads: heads,
+            head_dim: 0,
+            scale: 0.0,
+            window: None,
+            sinks: None,
+        };
+        self.two_sided_attention(heads)
+    }
+
+    fn cached_attention(&mut self, heads: Heads) -> Result<ValueId> {
+        let (options, values) = (self.options, self.decoder()?);
+        let (layer, slots) = (values.layers, values.slots);
+        values.layers += 1;
+        let block_size = options.block_size as usize;
         let shape = [Size::bucket("pages"), heads.kv_heads.into(), block_size.into(), heads.head_dim.into()];
-        let cache = TensorType::new(self.options.cache, shape);
+        let cache = TensorType::new(options.cache, shape);
         let keys = self.program.state(format!("layers.{layer}.key_cache"), cache.clone())?;
         let values = self.program.state(format!("layers.{layer}.value_cache"), cache)?;
-        let write = [keys, values, heads.key, heads.value, self.slots];
+        let write = [keys, values, heads.key, heads.value, slots];
         let [keys, values] = fixed(self.program.calls(KvWrite {}, write.map(Some))?)?;
-        self.caches.extend([keys, values]);
-        self.layers += 1;
+        self.decoder()?.caches.extend([keys, values]);
 
         let attention = PagedAttention {
             query_heads: count(heads.heads)?,
@@ -341,14 +457,16 @@ impl DecoderStep {
     /// # Errors
     /// If the sizes do not fit.
     pub fn latent_attention(&mut self, heads: LatentHeads) -> Result<ValueId> {
-        let (layer, block_size) = (self.layers, self.options.block_size as usize);
+        let (options, values) = (self.options, self.decoder()?);
+        let (layer, slots) = (values.layers, values.slots);
+        values.layers += 1;
+        let block_size = options.block_size as usize;
         let shape = [Size::bucket("pages"), 1.into(), block_size.into(), (heads.rank + heads.rotated).into()];
-        let cache = TensorType::new(self.options.cache, shape);
+        let cache = TensorType::new(options.cache, shape);
         let keys = self.program.state(format!("layers.{layer}.latent_cache"), cache)?;
-        let write = [keys, heads.latent, heads.rest, self.slots];
+        let write = [keys, heads.latent, heads.rest, slots];
         let keys = self.program.call(LatentWrite {}, write.map(Some))?;
-        self.caches.push(keys);
-        self.layers += 1;
+        self.decoder()?.caches.push(keys);
         let attention = PagedAttention {
             query_heads: count(heads.heads)?,
             kv_heads: 1,
@@ -368,7 +486,8 @@ impl DecoderStep {
         [query, keys, values]: [Option<ValueId>; 3],
         sinks: Option<ValueId>,
     ) -> Result<ValueId> {
-        let step = [self.query_start, self.query_length, self.kv_length, self.tables, self.work].map(Some);
+        let DecoderValues { kv_length, tables, work, .. } = *self.decoder()?;
+        let step = [self.query_start, self.query_length, kv_length, tables, work].map(Some);
         let operands = [query, keys, values].into_iter().chain(step).chain([None, sinks, None]);
         self.program.call(attention, operands)
     }
@@ -398,19 +517,42 @@ impl DecoderStep {
         Ok(logits)
     }
 
+    /// Turns the hidden states of the [wanted](Self::wanted) rows of an encoder into scores: f32 `[?rows, labels]`. `matrix` is
+    /// `[labels, hidden]`.
+    ///
+    /// # Errors
+    /// If the sizes do not fit.
+    pub fn scores(&mut self, wanted: ValueId, matrix: ValueId, bias: Option<ValueId>) -> Result<ValueId> {
+        self.program.call(Linear { dtype: DType::F32 }, [Some(wanted), Some(matrix), bias])
+    }
+
+    /// Ends the program of an encoder. `hidden` are the hidden states of all tokens.
+    ///
+    /// # Errors
+    /// If the program is not valid.
+    pub fn finish_encoder(self, hidden: ValueId, scores: Option<ValueId>) -> Result<Program> {
+        let outputs: Vec<ValueId> = [hidden].into_iter().chain(scores).collect();
+        self.program.finish(&outputs)
+    }
+
     /// Samples from logits, and ends the program. `hidden` are the hidden states of all tokens.
     ///
     /// # Errors
     /// If the sizes do not fit, or the program is not valid.
     pub fn finish(mut self, logits: ValueId, hidden: ValueId) -> Result<Program> {
+        let (bias, mask) = {
+            let values = self.decoder()?;
+            (values.bias, values.mask)
+        };
         self.program.segment("sample", SegmentKind::Graph);
         let plain = self.sample(logits, [None; 2])?;
         self.program.segment("sample_limited", SegmentKind::Graph);
-        let limited = self.sample(logits, [Some(self.bias), Some(self.mask)])?;
+        let limited = self.sample(logits, [Some(bias), Some(mask)])?;
 
-        let states = [self.length, self.last_token, self.finished, self.counts];
-        let outputs =
-            [logits, hidden].into_iter().chain(plain).chain(limited).chain(states).chain(self.caches);
+        let values = self.decoder()?;
+        let states = [values.length, values.last_token, values.finished, values.counts];
+        let caches = std::mem::take(&mut values.caches);
+        let outputs = [logits, hidden].into_iter().chain(plain).chain(limited).chain(states).chain(caches);
         let outputs: Vec<ValueId> = outputs.collect();
         self.program.finish(&outputs)
     }
@@ -418,13 +560,16 @@ impl DecoderStep {
     /// Samples from logits, with a bias and a mask if there are any, and records the tokens. Gives the logits that are sampled
     /// from, the tokens, and the logarithms of their probabilities.
     fn sample(&mut self, logits: ValueId, limits: [Option<ValueId>; 2]) -> Result<[ValueId; 3]> {
-        let program = &mut self.program;
-        let process = [logits, self.row_request, self.parameters, self.counts].map(Some);
+        let Self { program, kind: Kind::Decoder(values), .. } = self else {
+            return Err(Error::internal("an encoder does not sample"));
+        };
+        let process = [logits, values.row_request, values.parameters, values.counts].map(Some);
         let processed = program.call(LogitProcess {}, process.into_iter().chain(limits))?;
-        let sample = [processed, self.row_request, self.row_positions, self.parameters, self.seeds];
+        let sample = [processed, values.row_request, values.row_positions, values.parameters, values.seeds];
         let [ids, log_probability] = fixed(program.calls(Sample {}, sample.map(Some))?)?;
-        let commit = [self.commit_request, ids, self.stop_ids, self.last_token, self.finished, self.counts];
-        [self.last_token, self.finished, self.counts] =
+        let commit =
+            [values.commit_request, ids, values.stop_ids, values.last_token, values.finished, values.counts];
+        [values.last_token, values.finished, values.counts] =
             fixed(program.calls(CommitTokens {}, commit.map(Some))?)?;
         Ok([processed, ids, log_probability])
     }
@@ -432,12 +577,12 @@ impl DecoderStep {
 
 /// A number of heads or features, as an attribute.
 fn count(count: usize) -> Result<u32> {
-    u32::try_from(count).map_err(|_| dsrun_core::Error::invalid(format!("{count} is too large")))
+    u32::try_from(count).map_err(|_| Error::invalid(format!("{count} is too large")))
 }
 
 /// The results of an op that has exactly `N`.
 fn fixed<const N: usize>(results: Vec<ValueId>) -> Result<[ValueId; N]> {
     results.try_into().map_err(|results: Vec<ValueId>| {
-        dsrun_core::Error::internal(format!("an op has {} results, not {N}", results.len()))
+        Error::internal(format!("an op has {} results, not {N}", results.len()))
     })
 }

@@ -1,8 +1,8 @@
-//! The matrices and vectors of a decoder: their shapes and names, and their places in files.
+//! The matrices and vectors of a model: their shapes and names, and their places in files.
 
-use crate::config::{DecoderConfig, Latent, Mixture, gguf::CONFIG_TENSORS};
+use crate::config::{DecoderConfig, Encoder, Latent, Mixture, gguf::CONFIG_TENSORS};
 
-/// A matrix of a decoder, or a vector such as the weight of a norm.
+/// A matrix of a model, or a vector such as the weight of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Part {
     Embedding,
@@ -42,11 +42,16 @@ pub(crate) enum Part {
     SharedGate,
     SharedUp,
     SharedDown,
+    TokenTypes,
+    EmbeddingNorm,
+    Pooler,
+    PoolerNorm,
+    Classifier,
 }
 
 impl Part {
     /// Every part.
-    const ALL: [Self; 37] = [
+    const ALL: [Self; 42] = [
         Self::Embedding,
         Self::Positions,
         Self::ProjectIn,
@@ -84,6 +89,11 @@ impl Part {
         Self::SharedGate,
         Self::SharedUp,
         Self::SharedDown,
+        Self::TokenTypes,
+        Self::EmbeddingNorm,
+        Self::Pooler,
+        Self::PoolerNorm,
+        Self::Classifier,
     ];
 
     /// Finds the part and its layer by the name in programs.
@@ -136,6 +146,11 @@ impl Part {
             Self::SharedGate => "layers.{}.shared_gate",
             Self::SharedUp => "layers.{}.shared_up",
             Self::SharedDown => "layers.{}.shared_down",
+            Self::TokenTypes => "token_types",
+            Self::EmbeddingNorm => "embedding_norm",
+            Self::Pooler => "pooler",
+            Self::PoolerNorm => "pooler_norm",
+            Self::Classifier => "classifier",
         }
     }
 
@@ -166,8 +181,17 @@ impl Part {
             Some(rank) => rank,
             None => 0,
         };
+        let (token_types, labels) = match config.encoder {
+            Some(Encoder { token_types, classifier: Some(classifier), .. }) => {
+                (token_types, classifier.labels)
+            }
+            Some(Encoder { token_types, .. }) => (token_types, 0),
+            None => (0, 0),
+        };
         match self {
             Self::Embedding | Self::Head => [config.vocabulary, embedding],
+            // The vectors that an encoder adds to the embedding are as wide as that.
+            Self::Positions if config.encoder.is_some() => [config.context, embedding],
             Self::Positions => [config.context, hidden],
             Self::ProjectIn => [hidden, embedding],
             Self::ProjectOut => [embedding, hidden],
@@ -199,6 +223,11 @@ impl Part {
             Self::SharedRouter => [1, hidden],
             Self::SharedGate | Self::SharedUp => [of_shared, hidden],
             Self::SharedDown => [hidden, of_shared],
+            Self::TokenTypes => [token_types, embedding],
+            Self::EmbeddingNorm => [embedding, 1],
+            Self::Pooler => [hidden, hidden],
+            Self::PoolerNorm => [hidden, 1],
+            Self::Classifier => [labels, hidden],
         }
     }
 
@@ -224,6 +253,11 @@ impl Part {
             Self::Up => biases.up,
             Self::Down => biases.down,
             Self::Head => biases.head,
+            Self::ProjectIn => config.encoder.is_some(),
+            Self::Pooler => {
+                matches!(config.encoder, Some(Encoder { classifier: Some(classifier), .. }) if classifier.bias)
+            }
+            Self::Classifier => true,
             Self::QueryDown | Self::Latent | Self::KeyRest => biases.key,
             Self::Router => matches!(&config.mixture, Some(mixture) if mixture.router_bias),
             Self::ExpertGate | Self::ExpertUp | Self::ExpertDown => {
@@ -248,13 +282,15 @@ pub(crate) struct TensorName {
     interleaved: bool,
     /// The number of unused rows before the first part.
     skipped: usize,
+    /// Whether the name has the prefix of the others.
+    prefixed: bool,
 }
 
 impl TensorName {
     /// Names a tensor that holds these parts.
     pub(crate) const fn of(parts: &'static [Part], name: &'static str) -> Self {
         let suffixes = [".weight", ".bias"];
-        Self { parts, name, suffixes, transposed: false, interleaved: false, skipped: 0 }
+        Self { parts, name, suffixes, transposed: false, interleaved: false, skipped: 0, prefixed: true }
     }
 
     /// Says that the names end with these suffixes instead of `.weight` and `.bias`.
@@ -270,6 +306,11 @@ impl TensorName {
     /// Says that the tensor is stored as `[inputs, outputs]`.
     pub(crate) const fn transposed(self) -> Self {
         Self { transposed: true, ..self }
+    }
+
+    /// Says that the name has no prefix, as those of heads.
+    pub(crate) const fn without_prefix(self) -> Self {
+        Self { prefixed: false, ..self }
     }
 
     /// Says that the tensor begins with this many unused rows.
@@ -465,7 +506,7 @@ impl Naming {
         };
         let Self::File { names, prefix } = self else { return plain };
         let Some(tensor) = names.find(part) else { return plain };
-        let prefix = if part == Part::Head { "" } else { prefix };
+        let prefix = if part == Part::Head || !tensor.prefixed { "" } else { prefix };
         let outputs = |parts: &[Part]| parts.iter().map(|part| part.shape(config)[0]).sum::<usize>();
         let index = tensor.parts.iter().position(|other| *other == part).unwrap_or_default();
         Place {

@@ -150,6 +150,20 @@ impl Tokenizer {
         self.encode_with(text, options, &[])
     }
 
+    /// The token ids of two texts that are read as the parts of one, as cross-encoders do, and the index of the first token of the
+    /// second part, if the tokenizer tells the parts apart.
+    ///
+    /// # Errors
+    /// As [`Self::encode`], and if the vocabulary is that of a GGUF file, which does not say how parts are joined.
+    pub fn encode_pair(&self, texts: [&str; 2], options: EncodeOptions) -> Result<(Vec<u32>, Option<usize>)> {
+        match &self.inner.encoder {
+            Encoder::Json(encoder) => encoder.encode_pair(texts, options),
+            Encoder::Gguf(_) => Err(TokenizerError::Encode {
+                message: "a GGUF file does not say how two texts are joined; use tokenizer.json".to_owned(),
+            }),
+        }
+    }
+
     /// As [`Self::encode`], of a text some of whose characters stand for others.
     pub(crate) fn encode_with(
         &self,

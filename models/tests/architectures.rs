@@ -3,6 +3,8 @@
 
 #[path = "architectures/configs.rs"]
 mod configs;
+#[path = "architectures/encoders.rs"]
+mod encoders;
 #[path = "architectures/fixtures.rs"]
 mod fixtures;
 #[path = "architectures/gguf.rs"]

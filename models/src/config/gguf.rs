@@ -197,6 +197,7 @@ pub(crate) fn decoder(
             down: bias("ffn_down"),
             head: keys.has("output.bias"),
         },
+        encoder: None,
         mixture: None,
         embedding_scale: 1.0,
         residual_scale: 1.0,

@@ -194,6 +194,7 @@ pub(crate) fn decoder(
         head_norms: false,
         sinks: false,
         biases: Biases::default(),
+        encoder: None,
         mixture: None,
         embedding_scale: 1.0,
         residual_scale: 1.0,
@@ -309,7 +310,7 @@ pub(crate) fn expect(fields: &Fields<'_>, field: &str, wanted: Value, reason: &s
 }
 
 /// Reads the activation function of the MLP.
-fn activation(fields: &Fields<'_>, field: &str, default: Nonlinearity) -> Result<Nonlinearity> {
+pub(crate) fn activation(fields: &Fields<'_>, field: &str, default: Nonlinearity) -> Result<Nonlinearity> {
     match fields.text(field)? {
         None => Ok(default),
         Some("silu" | "swish") => Ok(Nonlinearity::Silu),

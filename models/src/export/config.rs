@@ -51,6 +51,7 @@ fn of_decoder(config: &DecoderConfig, dense: DType) -> Result<Map<String, Value>
         Nonlinearity::GeluTanh => "gelu_pytorch_tanh",
         Nonlinearity::Relu => "relu",
         Nonlinearity::QuickGelu => "quick_gelu",
+        Nonlinearity::Tanh => "tanh",
     };
     let dtype = match dense {
         DType::F32 => "float32",

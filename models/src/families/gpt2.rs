@@ -128,5 +128,5 @@ fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
 /// Sets layer norms and the biases of all projections.
 fn with_norms_and_biases(config: DecoderConfig) -> DecoderConfig {
     let biases = Biases { gate: false, ..Biases::ALL };
-    DecoderConfig { norm: Norm::Layer { affine: true }, biases, ..config }
+    DecoderConfig { norm: Norm::LAYER, biases, ..config }
 }

@@ -106,8 +106,9 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     let norm_before = fields.flag("do_layer_norm_before")?.unwrap_or(true);
     let removed = fields.flag("_remove_final_layer_norm")?.unwrap_or(false);
     let biased = fields.flag("enable_bias")?.unwrap_or(true);
+    let affine = fields.flag("layer_norm_elementwise_affine")?.unwrap_or(true);
     DecoderConfig {
-        norm: Norm::Layer { affine: fields.flag("layer_norm_elementwise_affine")?.unwrap_or(true) },
+        norm: Norm::Layer { weight: affine, bias: affine },
         norm_after: !norm_before,
         // Norms that follow the sums make one after the last layer superfluous.
         final_norm: norm_before && !removed,

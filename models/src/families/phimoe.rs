@@ -36,7 +36,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
 fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     let defaults = Defaults { kv_heads: Some(8), context: 131_072, eps: 1e-5, ..Defaults::LLAMA };
     let mut config = hugging_face::decoder(fields, "phimoe", &NAMES, &defaults)?;
-    config.norm = Norm::Layer { affine: true };
+    config.norm = Norm::LAYER;
     let head = fields.flag("lm_head_bias")?.unwrap_or(false);
     config.biases = Biases { head, ..Biases::of(fields.flag("attention_bias")?.unwrap_or(false), false) };
     let original_context = fields.size("original_max_position_embeddings", 1, limits::CONTEXT)?;

@@ -9,18 +9,21 @@ use serde::Deserialize;
 
 use super::name::{check_path, has_extension};
 use crate::gguf::parts::PartName;
+use crate::sentence_transformers::{MODULES, POOLING};
 
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// Fetched beside the configuration and the weights, where a model has them.
-pub(crate) const COMPANIONS: [&str; 6] = [
+pub(crate) const COMPANIONS: [&str; 8] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
     "special_tokens_map.json",
     "quantize_config.json",
+    MODULES,
+    POOLING,
 ];
 
 /// The index of the largest published models is a few megabytes.
@@ -51,6 +54,8 @@ pub struct ModelFiles {
     pub special_tokens_map: Option<PathBuf>,
     /// `quantize_config.json`: how AutoGPTQ quantised the weights, in files from before `config.json` said it.
     pub quantize_config: Option<PathBuf>,
+    /// `modules.json`: how sentence-transformers makes vectors of the model's hidden states.
+    pub modules: Option<PathBuf>,
 }
 
 /// The files that hold a model's tensors.
@@ -226,6 +231,7 @@ fn assemble(name: &str, directory: PathBuf, weights: WeightFiles, source: Source
         chat_template: beside("chat_template.jinja"),
         special_tokens_map: beside("special_tokens_map.json"),
         quantize_config: beside("quantize_config.json"),
+        modules: beside(MODULES),
         weights,
         directory,
     }

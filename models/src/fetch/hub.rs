@@ -27,6 +27,7 @@ use super::options::FetchOptions;
 use super::progress::{Progress, during};
 use super::staging::{CHUNK, Expected, Staged};
 use crate::gguf::parts::PartName;
+use crate::sentence_transformers::{CACHED_POOLING, POOLING};
 
 const MAX_LISTING_BYTES: u64 = 64 << 20;
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -458,9 +459,12 @@ fn find<'a>(listing: &'a Listing, file: &str) -> Option<&'a Sibling> {
     listing.siblings.iter().find(|sibling| sibling.rfilename == file)
 }
 
-/// The name in our cache: folders of the repository are left out, as a model never takes two files of the
-/// same name.
+/// The name in our cache: folders of the repository are left out. Of two files of a model that have the same
+/// name, one gets another.
 fn local_name(file: &str) -> &str {
+    if file == POOLING {
+        return CACHED_POOLING;
+    }
     file.rsplit('/').next().unwrap_or(file)
 }
 

@@ -9,7 +9,7 @@ use super::Builder;
 use crate::{
     config::DecoderConfig,
     declare::Declare,
-    step::{DecoderStep, LatentHeads, ProgramOptions},
+    step::{LatentHeads, ProgramOptions, StepBuilder},
     tensor_names::Part,
 };
 use dsrun_core::{
@@ -22,7 +22,7 @@ use dsrun_core::{
 pub(super) fn query_frequencies(
     config: &DecoderConfig,
     options: ProgramOptions,
-    step: &mut DecoderStep,
+    step: &mut StepBuilder,
     weights: &mut Declare<'_>,
 ) -> Result<Option<ValueId>> {
     let (Some(latent), Some(rope)) = (config.latent, config.ropes().first().copied()) else {

@@ -28,7 +28,7 @@ impl Builder<'_> {
         let program = &mut self.step.program;
         let (has_weight, has_bias) = match self.config.norm {
             Norm::Rms { .. } => (true, false),
-            Norm::Layer { affine } => (affine, affine),
+            Norm::Layer { weight, bias } => (weight, bias),
         };
         let weight = has_weight.then(|| self.weights.vector(program, part, self.layer, width)).transpose()?;
         let bias = has_bias.then(|| self.weights.bias(program, part, self.layer, width)).transpose()?;

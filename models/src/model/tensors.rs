@@ -26,8 +26,14 @@ pub(super) fn program(
 ) -> Result<(Program, HashSet<String>)> {
     let names = source.names().into_iter().collect();
     let mut types = FileTypes { source, names, wanted: HashSet::new(), problems: Vec::new() };
-    let declare =
-        Declare { config, naming, storage: options.storage, types: &mut types, stored: HashMap::new() };
+    let declare = Declare {
+        config,
+        naming,
+        storage: options.storage,
+        types: &mut types,
+        stored: HashMap::new(),
+        declared: HashMap::new(),
+    };
     let built = families::program(options, declare);
     let FileTypes { wanted, problems, .. } = types;
     if !problems.is_empty() {
@@ -45,12 +51,18 @@ pub(super) fn refuse_others(
 ) -> Result<()> {
     let head = naming.place(Part::Head, 0, config).weight();
     let embedding = naming.place(Part::Embedding, 0, config).weight();
+    // The head of pre-training is not read. A classification head is, and may have the same names.
+    let of_classifier = |name: &str| {
+        let is_there = config.encoder.is_some_and(|encoder| encoder.classifier.is_some());
+        let parts = [Part::Pooler, Part::PoolerNorm, Part::Classifier].into_iter();
+        is_there && parts.map(|part| naming.place(part, 0, config)).any(|place| name == place.bias())
+    };
     let mut problems = Vec::new();
     for name in source.names() {
         let unread = (config.layers..config.layers + config.unread_layers).any(|layer| {
             name.contains(&format!("layers.{layer}.")) || name.starts_with(&format!("blk.{layer}."))
         });
-        if wanted.contains(name) || unread || naming.is_no_weight(name) {
+        if wanted.contains(name) || unread || (naming.is_no_weight(name) && !of_classifier(name)) {
             continue;
         }
         if config.tied && name == head {
@@ -154,6 +166,7 @@ pub(super) fn random(config: &DecoderConfig, format: WeightFormat) -> Result<Vec
         storage: options.storage,
         types: &mut types,
         stored: HashMap::new(),
+        declared: HashMap::new(),
     };
     families::program(options, declare)?;
     Ok(types.tensors)

@@ -28,6 +28,39 @@ impl JsonEncoder {
         options: EncodeOptions,
         stand_ins: &StandIns,
     ) -> Result<Vec<u32>> {
+        let encoding = self.encoding(text, options, stand_ins, 0)?;
+        let post_process = || self.tokenizer.post_process(encoding, None, options.add_special);
+        let encoding = guarded(post_process).map_err(|message| TokenizerError::Encode { message })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Encodes two texts as the parts of one. Returns the tokens, and the first of them that has the type of the second part.
+    pub(super) fn encode_pair(
+        &self,
+        texts: [&str; 2],
+        options: EncodeOptions,
+    ) -> Result<(Vec<u32>, Option<usize>)> {
+        let first = self.encoding(texts[0], options, &[], 0)?;
+        let second = self.encoding(texts[1], options, &[], 1)?;
+        let post_process = || self.tokenizer.post_process(first, Some(second), options.add_special);
+        let pair = guarded(post_process).map_err(|message| TokenizerError::Encode { message })?;
+        let types = pair.get_type_ids();
+        let second = types.iter().position(|token_type| *token_type != 0);
+        if types[second.unwrap_or(types.len())..].iter().any(|token_type| *token_type != 1) {
+            let message = "the file gives the tokens of two texts other types than 0 and then 1".to_owned();
+            return Err(TokenizerError::Encode { message });
+        }
+        Ok((pair.get_ids().to_vec(), second))
+    }
+
+    /// The tokens of a text without those around it. `part` is 0 for the first of two parts.
+    fn encoding(
+        &self,
+        text: &str,
+        options: EncodeOptions,
+        stand_ins: &StandIns,
+        part: u32,
+    ) -> Result<tokenizers::Encoding> {
         guarded(|| {
             let tokenizer = &self.tokenizer;
             let added =
@@ -43,8 +76,7 @@ impl JsonEncoder {
                 pre_tokenizer.pre_tokenize(&mut words)?;
             }
             words.tokenize(|word| tokenizer.get_model().tokenize(word.get()))?;
-            let encoding = words.into_encoding(None, 0, OffsetType::None)?;
-            Ok(tokenizer.post_process(encoding, None, options.add_special)?.get_ids().to_vec())
+            words.into_encoding(None, part, OffsetType::None)
         })
         .map_err(|message| TokenizerError::Encode { message })
     }

@@ -84,7 +84,7 @@ fn fields_left_out_mean_what_their_architecture_says(
 
 #[test]
 fn gpt2_and_opt_fill_in_what_is_left_out() {
-    let norm = Norm::Layer { affine: true };
+    let norm = Norm::LAYER;
     let biases = Biases { gate: false, ..Biases::ALL };
     let gpt2 = read(&least("gpt2")).unwrap();
     let common = |config: &DecoderConfig| {

@@ -18,6 +18,12 @@ pub(crate) fn names() -> Vec<String> {
     folders(&root(), |folder| folder.join("config.json").is_file())
 }
 
+/// The names of the fixtures of encoders, with the folder that holds them, sorted.
+pub(crate) fn encoder_names() -> Vec<String> {
+    let names = folders(&root().join("encoders"), |folder| folder.join("config.json").is_file());
+    names.into_iter().map(|name| format!("encoders/{name}")).collect()
+}
+
 /// The names of the GGUF fixtures, sorted.
 pub(crate) fn gguf_names() -> Vec<String> {
     folders(&root().join("gguf"), |folder| folder.join("model.gguf").is_file())
