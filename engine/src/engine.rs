@@ -212,6 +212,11 @@ impl Engine {
         }
     }
 
+    /// Whether a request that has not ended has ever been in a step.
+    pub(crate) fn has_begun(&self, id: RequestId) -> bool {
+        self.runner.requests().has_begun(id)
+    }
+
     /// Completes a step and returns its tokens: one of every request that generates or whose prompt is processed, and after it the
     /// accepted tokens of its draft. A step that processes chunks of prompts only has none.
     ///

@@ -12,6 +12,7 @@ use crate::{
     },
 };
 use dsrun_core::DType;
+use dsrun_models::config::DecoderConfig;
 pub use speculation::Speculation;
 use std::sync::Arc;
 pub use weights_in::WeightsIn;
@@ -54,6 +55,9 @@ pub struct EngineOptions {
     /// Tokens a request may have, prompt and answer together. The default is the model's own limit, at most
     /// [`EngineOptions::DEFAULT_CONTEXT`].
     pub context: Option<usize>,
+    /// The length of the longest sequence that LongRoPE chooses its frequencies by, apart from how much memory the context gets. The
+    /// default is `context` if it is given, else the model's own limit.
+    pub rope_context: Option<usize>,
     /// The most requests that run at the same time.
     pub max_requests: usize,
     /// The most tokens of a step: longer prompts are split into chunks.
@@ -84,6 +88,9 @@ pub struct EngineOptions {
     /// Whether steps are captured as graphs, if the device supports them. Without it every call is launched separately, for
     /// comparison.
     pub graphs: bool,
+    /// Whether an answer must be the same to the bit, whatever else runs. A device that does not guarantee it is refused, and calls
+    /// are fused alike for steps of all sizes.
+    pub batch_invariant: bool,
     /// How tokens are proposed, several of which the model checks in one step; by default none are. Answers stay the same. Steps
     /// sample up to this many more rows, whose logits take memory; a draft model is part of the memory plan. Requests with
     /// penalties or a constraint do not speculate, and no request does before it has its
@@ -117,6 +124,7 @@ impl Default for EngineOptions {
             precision: Precision::Keep,
             kv_precision: Precision::Keep,
             context: None,
+            rope_context: None,
             max_requests: 1,
             step_tokens: 256,
             tune_step: false,
@@ -128,6 +136,7 @@ impl Default for EngineOptions {
             launch_ahead: true,
             split_prompts: true,
             graphs: true,
+            batch_invariant: false,
             speculation: None,
             weights_in: WeightsIn::default(),
             resident_layers: None,
@@ -163,6 +172,40 @@ impl EngineOptions {
                 Err(EngineError::option("context", context, format!("must be from 1 to the model's {limit}")))
             }
         }
+    }
+
+    /// The length of the longest sequence for rotary embeddings, given the model's own limit.
+    pub(crate) fn rope_context(&self, limit: usize) -> usize {
+        self.rope_context.or(self.context).map_or(limit, |context| context.min(limit))
+    }
+
+    /// The options as they apply to a model. An encoder has no cache, and the tokens of a text attend to each other in both
+    /// directions: a step has whole texts, so it has room for the longest.
+    ///
+    /// # Errors
+    /// If an option is not possible for the model.
+    pub(crate) fn for_model(&self, config: &DecoderConfig) -> Result<Self> {
+        if config.encoder.is_none() {
+            return Ok(self.clone());
+        }
+        if let Some(speculation) = self.speculation {
+            let rule = "must be off: the model is an encoder, which generates no tokens";
+            return Err(EngineError::option("speculate", speculation, rule));
+        }
+        let stages = self.pipeline.count();
+        if stages > 1 {
+            let rule = "must be 1: the model is an encoder, whose layers are not divided into stages";
+            return Err(EngineError::option("pp", stages, rule));
+        }
+        Ok(Self {
+            step_tokens: self.step_tokens.max(self.context(config.context)?),
+            split_prompts: false,
+            prefix_cache: false,
+            tune_step: false,
+            kv_tokens: None,
+            swap_tokens: 0,
+            ..self.clone()
+        })
     }
 
     /// Checks every field's range.

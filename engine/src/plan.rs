@@ -17,6 +17,7 @@
 //! | `mesh`, `mesh_rank`, `mesh_programs` | a model that is split over several devices, the place of each in their mesh, and its program |
 //! | `compile_ahead` | builds the kernels of every step before the first request |
 
+mod batch_invariance;
 mod bucket;
 mod cache_room;
 mod calls;
@@ -117,6 +118,7 @@ impl EnginePlan {
     /// If an option is out of range, or the device does not support one of the model's ops.
     pub fn new(model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<Self> {
         options.validate()?;
+        let options = &options.for_model(model.config())?;
         if let Some(speculation @ Speculation::Draft { .. }) = options.speculation {
             let rule = "needs a draft model, and none is given";
             return Err(EngineError::option("speculate", speculation, rule));
@@ -156,6 +158,7 @@ impl EnginePlan {
             followers: Vec::new(),
             processes: None,
         };
+        plan.check_batch_invariance(device)?;
         plan.size_shared_memory(device)?;
         Ok(plan)
     }
@@ -242,7 +245,11 @@ impl EnginePlan {
 
     /// Plans fewer pages of KV cache, to save bytes: requests then share them, and yield them to each other when none is left.
     fn plan_fewer_pages(&mut self, bytes: u64) {
-        let page = self.page_bytes().max(1);
+        // The model has no cache: fewer pages would save nothing.
+        if self.page_bytes() == 0 {
+            return;
+        }
+        let page = self.page_bytes();
         let fewer = usize::try_from(bytes.div_ceil(page)).unwrap_or(usize::MAX);
         self.fixed.pages = self.fixed.pages.saturating_sub(fewer).max(self.fixed.blocks);
     }

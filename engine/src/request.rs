@@ -15,7 +15,7 @@ use std::{
 /// A request to continue a prompt.
 ///
 /// Several answers to one prompt are several requests with different seeds; they share the pages of the prompt.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Request {
     /// The prompt's tokens; at least one.
     pub prompt: Vec<u32>,
@@ -35,6 +35,9 @@ pub struct Request {
     pub top_log_probabilities: usize,
     /// Requests of higher priority run before, and pre-empt, those of lower priority.
     pub priority: i32,
+    /// Requests share cached prefixes with those of the same salt, or without one, only. So who sends a request with a secret salt
+    /// cannot be told apart by the time that others' requests take.
+    pub cache_salt: Option<String>,
     /// Restricts the tokens of the answer.
     pub constraint: Option<Box<dyn Constraint>>,
 }
@@ -58,6 +61,10 @@ pub enum Pooling {
     Mean,
     /// The hidden state of the last token.
     Last,
+    /// The hidden state of the first token.
+    First,
+    /// What the classification head of the model computes: a score for each label.
+    Scores,
 }
 
 /// A text to embed: to turn into one vector.
@@ -67,6 +74,10 @@ pub struct EmbeddingRequest {
     pub tokens: Vec<u32>,
     /// How the hidden states become one vector.
     pub pooling: Pooling,
+    /// Whether the vector keeps its length. Otherwise embeddings are scaled to length 1; scores never are.
+    pub keep_length: bool,
+    /// The first token of the second part of the text, which encoders may tell from the first; `None` if there is one part.
+    pub second: Option<usize>,
     /// Requests of higher priority run before, and pre-empt, those of lower priority.
     pub priority: i32,
 }
@@ -87,6 +98,15 @@ pub trait Constraint: Send + Debug {
     /// # Errors
     /// Ends the request.
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError>;
+
+    /// A copy that is independent of this constraint.
+    fn clone_box(&self) -> Box<dyn Constraint>;
+}
+
+impl Clone for Box<dyn Constraint> {
+    fn clone(&self) -> Self {
+        (**self).clone_box()
+    }
 }
 
 /// Identifies a request. Ids are never reused.
@@ -145,6 +165,10 @@ pub struct RequestLimits {
     pub block_size: usize,
     /// Pages of the KV cache.
     pub pages: usize,
+    /// Whether the model is an encoder, which embeds or classifies whole texts, and generates nothing.
+    pub encoder: bool,
+    /// The number of scores that the model's classification head gives a text; `None` if it has no such head.
+    pub labels: Option<usize>,
 }
 
 impl RequestLimits {
@@ -153,6 +177,7 @@ impl RequestLimits {
     /// # Errors
     /// If the prompt is empty, has tokens the model does not have, or can never fit; if an option is out of range.
     pub fn check(&self, request: &Request) -> Result<()> {
+        self.check_generates()?;
         request.sampling.validate()?;
         self.check_prompt(&request.prompt)?;
         if request.max_tokens == Some(0) {
@@ -175,11 +200,42 @@ impl RequestLimits {
         self.check_pages(self.most_pages(request))
     }
 
+    /// Checks that the model predicts tokens.
+    ///
+    /// # Errors
+    /// If it is an encoder.
+    pub(crate) fn check_generates(&self) -> Result<()> {
+        if !self.encoder {
+            return Ok(());
+        }
+        Err(EngineError::Missing {
+            what: "head that predicts tokens",
+            hint: "it is an encoder, which embeds and scores texts and generates none",
+        })
+    }
+
     /// Checks an embedding request.
     ///
     /// # Errors
-    /// If it has no tokens, has tokens that the model does not have, or can never fit.
+    /// If it has no tokens, has tokens that the model does not have, or can never fit; if it asks for scores, or has two parts, and
+    /// the model does not support that.
     pub fn check_embedding(&self, request: &EmbeddingRequest) -> Result<()> {
+        if request.pooling == Pooling::Scores && self.labels.is_none() {
+            return Err(EngineError::Missing {
+                what: "classification head",
+                hint: "scores need a model for sequence classification, such as a cross-encoder",
+            });
+        }
+        match request.second {
+            Some(second) if second >= request.tokens.len() => {
+                let rule = format!("must be one of the {} tokens", request.tokens.len());
+                return Err(EngineError::option("second", second, rule));
+            }
+            Some(second) if !self.encoder => {
+                return Err(EngineError::option("second", second, "must be absent: the model is no encoder"));
+            }
+            _ => {}
+        }
         self.check_prompt(&request.tokens)?;
         self.check_pages(request.tokens.len().div_ceil(self.block_size))
     }

@@ -65,6 +65,8 @@ pub(crate) struct Runner {
     token_limits: TokenLimits,
     readback: Readback,
     hidden: HiddenStates,
+    /// The number of parts of a text that the model tells apart, if it is an encoder.
+    token_types: usize,
     /// Steps in flight, the oldest first.
     in_flight: VecDeque<InFlightStep>,
     /// What became of drafts, until [`Self::take_draft_outcomes`].
@@ -113,6 +115,8 @@ impl Runner {
             vocabulary: self.requests.vocabulary(),
             block_size: plan.options.block_size,
             pages: plan.fixed.pages,
+            encoder: plan.is_encoder(),
+            labels: self.hidden.labels(),
         }
     }
 
@@ -134,6 +138,7 @@ impl Runner {
         let limits = self.limits();
         limits.check(&request)?;
         let limit = limits.most_tokens(&request);
+        let root = self.requests.scheduler().pages().root(request.cache_salt.as_deref());
         let (tokens, priority) = (as_i32(&request.prompt).collect(), request.priority);
         // Penalties count the tokens before a row, and a constraint has to accept them: both would have to know which of the
         // proposed tokens are accepted.
@@ -146,6 +151,7 @@ impl Runner {
             priority,
             waits_for_host: request.constraint.is_some(),
             reuses_prefix: true,
+            root,
             provisional: false,
             item: ActiveRequest::new(id, limit, request, speculates),
         });
@@ -159,17 +165,19 @@ impl Runner {
     /// # Errors
     /// As [`RequestLimits::check_embedding`].
     pub(crate) fn submit_embedding(&mut self, id: RequestId, request: EmbeddingRequest) -> Result<()> {
-        self.limits().check_embedding(&request)?;
-        let EmbeddingRequest { tokens, pooling, priority } = request;
+        let limits = self.limits();
+        limits.check_embedding(&request)?;
+        let EmbeddingRequest { tokens, pooling, keep_length, second, priority } = request;
         self.requests.add(NewSequence {
             prompt: as_i32(&tokens).collect(),
             limit: 1,
             priority,
             waits_for_host: false,
             // The cache has no hidden states, and a mean needs those of every token.
-            reuses_prefix: pooling == Pooling::Last,
+            reuses_prefix: pooling == Pooling::Last && !limits.encoder,
+            root: self.requests.scheduler().pages().root(None),
             provisional: false,
-            item: ActiveRequest::embedding(id, Pooler::new(tokens.len(), pooling)),
+            item: ActiveRequest::embedding(id, Pooler::new(tokens.len(), pooling, keep_length), second),
         });
         self.statistics.requests += 1;
         self.count();

@@ -26,7 +26,7 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 pub use stream::TokenStream;
 use tokio::sync::{mpsc::unbounded_channel, oneshot, watch};
@@ -81,6 +81,8 @@ struct Shared {
     admissions: AtomicUsize,
     statistics: Mutex<Statistics>,
     phase: watch::Sender<ServicePhase>,
+    /// The time at which the present step began; `None` between steps.
+    step_start: Mutex<Option<Instant>>,
     /// The reason why streams end early, once they do.
     ended: Mutex<Option<ServiceError>>,
 }
@@ -90,6 +92,19 @@ impl Shared {
     fn ended(&self) -> ServiceError {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.clone().unwrap_or(ServiceError::Stopped)
+    }
+
+    /// The reason why the stream of a request that never began has ended. Those of others are told the reason.
+    fn unserved(&self) -> ServiceError {
+        match self.ended() {
+            ServiceError::Failed { message } => ServiceError::NotBegun { message },
+            reason => reason,
+        }
+    }
+
+    /// Notes that a step begins, or that it has ended.
+    fn set_step_start(&self, start: Option<Instant>) {
+        *self.step_start.lock().unwrap_or_else(PoisonError::into_inner) = start;
     }
 
     /// Sets the reason why the thread ends, unless there is one.
@@ -130,6 +145,7 @@ impl Service {
             admissions: AtomicUsize::new(0),
             statistics: Mutex::new(engine.statistics().clone()),
             phase: watch::Sender::new(ServicePhase::Running),
+            step_start: Mutex::new(None),
             ended: Mutex::new(None),
         });
         let handle = Handle {
@@ -202,10 +218,28 @@ impl Handle {
     /// [`ServiceError::Draining`], or the reason why the service has ended.
     pub fn submit(&self, request: Request) -> Result<TokenStream, ServiceError> {
         let id = self.enqueue(self.limits.check(&request))?;
+        self.deliver_request(id, request)
+    }
+
+    fn deliver_request(&self, id: RequestId, request: Request) -> Result<TokenStream, ServiceError> {
         let (sender, receiver) = unbounded_channel();
         let stream = TokenStream::new(id, receiver, self.clone());
         self.deliver(Command::Submit(id, Box::new(request), sender))?;
         Ok(stream)
+    }
+
+    /// Submits a request that another service had accepted and has [not begun](ServiceError::NotBegun): it is taken although the
+    /// queue is full or the service drains.
+    ///
+    /// # Errors
+    /// [`ServiceError::Request`] if the request cannot run at all, or the reason why the service has ended.
+    pub fn take_over(&self, request: Request) -> Result<TokenStream, ServiceError> {
+        if self.phase() == ServicePhase::Stopped {
+            return Err(self.shared.ended());
+        }
+        self.limits.check(&request)?;
+        self.shared.waiting.fetch_add(1, Ordering::Relaxed);
+        self.deliver_request(self.ids.next(), request)
     }
 
     /// Submits an embedding request. Never blocks; dropping the result cancels the request.
@@ -273,6 +307,13 @@ impl Handle {
         let mut statistics = self.shared.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone();
         statistics.waiting = self.shared.waiting.load(Ordering::Relaxed);
         statistics
+    }
+
+    /// The time since the present step began; `None` between steps. A step that takes far longer than others shows that the device
+    /// hangs.
+    pub fn step_age(&self) -> Option<Duration> {
+        let start = *self.shared.step_start.lock().unwrap_or_else(PoisonError::into_inner);
+        start.map(|start| start.elapsed())
     }
 
     /// The phase of the service.

@@ -34,7 +34,10 @@ fn requests(texts: &[Text]) -> Vec<(EmbeddingRequest, &[f32])> {
     let both = |text| {
         let Text { tokens, mean, last }: &Text = text;
         [(Pooling::Mean, mean), (Pooling::Last, last)].map(|(pooling, vector)| {
-            (EmbeddingRequest { tokens: tokens.clone(), pooling, priority: 0 }, vector.as_slice())
+            (
+                EmbeddingRequest { tokens: tokens.clone(), pooling, ..EmbeddingRequest::default() },
+                vector.as_slice(),
+            )
         })
     };
     texts.iter().flat_map(both).collect()
@@ -166,7 +169,8 @@ fn embeddings_and_generation_do_not_change_each_other(
 fn prompts_reuse_pages_of_embedded_texts_and_mean_pooling_reuses_none() {
     let mut engine = load("llama3", device(), &exact(64, 2));
     let text = texts("llama3").pop().unwrap();
-    let request = |pooling| EmbeddingRequest { tokens: text.tokens.clone(), pooling, priority: 0 };
+    let request =
+        |pooling| EmbeddingRequest { tokens: text.tokens.clone(), pooling, ..EmbeddingRequest::default() };
     run(&mut engine, vec![request(Pooling::Mean)]);
     run(&mut engine, vec![request(Pooling::Mean)]);
     assert_eq!(engine.statistics().prefix_hit_tokens, 0);

@@ -16,7 +16,7 @@ use dsrun_engine::{
 };
 use dsrun_models::{
     model::Model,
-    step::{DecoderStep, Heads, ProgramOptions},
+    step::{Heads, ProgramOptions, StepBuilder},
 };
 use rstest::rstest;
 use support::{difference, exact, fixtures, greedy, logits, lowering::LoweringDevice};
@@ -42,22 +42,22 @@ fn fixture(name: &str) -> Program {
     Model::open(fixtures().join(name)).unwrap().program(&ProgramOptions::default()).unwrap()
 }
 
-fn weight(step: &mut DecoderStep, name: &str, shape: [usize; 2]) -> ValueId {
+fn weight(step: &mut StepBuilder, name: &str, shape: [usize; 2]) -> ValueId {
     let weight = WeightType { format: WeightFormat::Dense(DType::F32), shape: shape.to_vec() };
     step.program.weight(name, WeightExpr::tensor(name), weight).unwrap()
 }
 
-fn vector(step: &mut DecoderStep, name: &str, size: usize) -> ValueId {
+fn vector(step: &mut StepBuilder, name: &str, size: usize) -> ValueId {
     step.program.vector(name, WeightExpr::tensor(name), TensorType::new(DType::F32, [size])).unwrap()
 }
 
-fn biased(step: &mut DecoderStep, x: ValueId, name: &str, shape: [usize; 2]) -> ValueId {
+fn biased(step: &mut StepBuilder, x: ValueId, name: &str, shape: [usize; 2]) -> ValueId {
     let weight = weight(step, name, shape);
     let bias = vector(step, &format!("{name}.bias"), shape[0]);
     step.program.call(Linear { dtype: DType::F32 }, [x, weight, bias].map(Some)).unwrap()
 }
 
-fn layer_norm(step: &mut DecoderStep, x: ValueId, name: &str, size: usize) -> ValueId {
+fn layer_norm(step: &mut StepBuilder, x: ValueId, name: &str, size: usize) -> ValueId {
     let (weight, bias) = (vector(step, name, size), vector(step, &format!("{name}.bias"), size));
     step.program.call(LayerNorm { eps: 1e-5 }, [x, weight, bias].map(Some)).unwrap()
 }
@@ -65,7 +65,7 @@ fn layer_norm(step: &mut DecoderStep, x: ValueId, name: &str, size: usize) -> Va
 /// Two layers of GPT-2: layer norms, biases, and an MLP without a gate.
 fn gpt2() -> Program {
     let (hidden, heads) = (32, 2);
-    let mut step = DecoderStep::begin("gpt2", 96, ProgramOptions::default()).unwrap();
+    let mut step = StepBuilder::begin("gpt2", 96, ProgramOptions::default()).unwrap();
     let table = weight(&mut step, "embedding", [96, hidden]);
     let mut x = step.embed(table, None).unwrap();
     for layer in 0..2 {

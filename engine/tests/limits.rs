@@ -59,7 +59,7 @@ fn alone() -> Vec<Vec<u32>> {
 }
 
 /// A constraint that allows only the next token of a text, and any token after it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Text {
     text: Vec<u32>,
     taken: Vec<u32>,
@@ -82,6 +82,10 @@ impl Constraint for Text {
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
         self.taken.push(token);
         Ok(())
+    }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
     }
 }
 
@@ -115,7 +119,7 @@ fn a_failing_constraint_ends_its_request_alone(
     #[case] words: &[u32],
     #[values(false, true)] late: bool,
 ) {
-    #[derive(Debug)]
+    #[derive(Clone, Debug)]
     struct Nothing(Text);
     impl Constraint for Nothing {
         fn allow(&mut self, tokens: &mut [u32]) -> Result<(), ConstraintError> {
@@ -123,6 +127,9 @@ fn a_failing_constraint_ends_its_request_alone(
         }
         fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
             self.0.accept(token)
+        }
+        fn clone_box(&self) -> Box<dyn Constraint> {
+            Box::new(self.clone())
         }
     }
     let mut engine = engine(some_device(late), &exact(32, 3));
@@ -147,6 +154,9 @@ fn the_service_reports_constraints_that_fail_or_panic() {
         }
         fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
             Ok(())
+        }
+        fn clone_box(&self) -> Box<dyn Constraint> {
+            Box::new(Self)
         }
     }
     let service = Service::start(engine(device(), &exact(32, 3)), &ServiceOptions::default()).unwrap();

@@ -11,7 +11,7 @@ mod support;
 use dsrun_core::{
     DType, GroupFormat, WeightExpr, WeightFormat, WeightReader,
     op::Op,
-    program::{Call, Node, Origin, Program},
+    program::{Call, Node, Origin, Program, ValueId},
 };
 use dsrun_engine::{
     EngineOptions, EnginePlan, Precision, calibrate, log_probability, mixed_precision,
@@ -128,6 +128,40 @@ fn a_policy_sets_the_formats_of_the_weights_it_names() {
     assert!(error.contains("`layers.7` matches no weight of a matrix product"), "{error}");
 }
 
+#[rstest]
+fn weights_of_experts_are_rounded_and_routers_kept(
+    #[values("mixtral", "qwen2_moe", "gpt_oss", "glm4_moe")] name: &str,
+    #[values(Scheme::W8A16, Scheme::W8A8)] scheme: Scheme,
+) {
+    let quantised = quantize(&program(name), &Policy::of(scheme), &no_inputs).unwrap();
+    let format = |id: Option<ValueId>| quantised.values[id.unwrap().index()].weight_type().unwrap().format;
+    let weights = |op: &str| -> Vec<WeightFormat> {
+        let calls = quantised.nodes.iter().filter(|node| node.call.op.name() == op);
+        calls.map(|node| format(node.call.operands[1])).collect()
+    };
+    let of_experts = weights("grouped_linear");
+    assert!(!of_experts.is_empty() && of_experts.iter().all(|format| format.to_string() == "int8"));
+    for route in quantised.nodes.iter().filter(|node| node.call.op.name() == "moe_route") {
+        let makes =
+            quantised.nodes.iter().find(|node| node.call.results[0] == route.call.operands[0].unwrap());
+        assert!(matches!(format(makes.unwrap().call.operands[1]), WeightFormat::Dense(_)));
+    }
+}
+
+#[rstest]
+#[case("w8a16", 1e-9, 1e-4)]
+#[case("w4a16", 1e-4, 5e-2)]
+fn rounded_experts_move_logits_by_their_rounding(
+    #[values("mixtral", "qwen3_moe")] name: &str,
+    #[case] scheme: &str,
+    #[case] least: f64,
+    #[case] most: f64,
+) {
+    let text = format!("[weights]\n\"layers.*.expert_up\" = \"{scheme}\"\n");
+    let error = relative_error(name, &quantised(&text));
+    assert!((least..most).contains(&error), "{scheme}: {error:.3e}");
+}
+
 /// The mean squared difference of a quantised model's logits from the original ones, over the mean square of the latter.
 fn relative_error(name: &str, options: &EngineOptions) -> f64 {
     let model = model(name);
@@ -162,15 +196,21 @@ fn calibration(model: &Model) -> Calibration {
 }
 
 #[rstest]
-fn calibration_observes_every_product(#[values("llama3", "gpt2")] name: &str) {
+fn calibration_observes_every_product(#[values("llama3", "gpt2", "mixtral")] name: &str) {
     let model = model(name);
     let seen = calibration(&model);
     for weight in product_weights(&program(name)) {
         let channels = &seen.products[&weight.name];
         let value = program(name).values[weight.id.index()].clone();
         assert_eq!(channels.largest.len(), value.weight_type().unwrap().columns(), "{}", weight.name);
-        // Only the last row is an output row.
-        assert_eq!(channels.rows, if weight.head { 1 } else { TOKENS.len() }, "{}", weight.name);
+        let rows = match weight.name.as_str() {
+            // Only the last row is an output row.
+            _ if weight.head => 1,
+            // Each token has two experts, whose activations differ.
+            name if name.ends_with("expert_down") => 2 * TOKENS.len(),
+            _ => TOKENS.len(),
+        };
+        assert_eq!(channels.rows, rows, "{}", weight.name);
         assert!(channels.largest.iter().any(|largest| *largest > 0.0));
         let bound = channels.largest.iter().zip(channels.mean_squares());
         assert!(bound.into_iter().all(|(largest, mean)| mean <= f64::from(largest * largest) * 1.0001));

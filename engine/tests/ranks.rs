@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-#[path = "support/faulty.rs"]
-mod faulty;
 mod support;
 
 use dsrun_core::device::{Backend, Device, DeviceOptions};
@@ -12,8 +10,11 @@ use dsrun_engine::{
     passes::shard::{MeshCosts, ShardPolicy},
 };
 use dsrun_models::model::Model;
-use dsrun_test_support::{TestResult, test_main};
-use faulty::{Fault, FaultyDevice};
+use dsrun_test_support::{
+    TestResult,
+    faulty_device::{Fault, FaultyDevice, Operation},
+    test_main,
+};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -161,7 +162,7 @@ fn options_that_need_one_device_are_refused() -> TestResult {
 fn a_rank_that_fails_or_panics_is_named() -> TestResult {
     let model = open("llama3");
     for (fault, reason) in
-        [(Fault::Error, "the kernel is broken"), (Fault::Panic, "panicked: the kernel is broken")]
+        [(Fault::Lost, "took the device away"), (Fault::Panic, "panicked: a test made Plan panic")]
     {
         let broken = FaultyDevice::new(devices(1).remove(0));
         let mut all = devices(3);
@@ -169,7 +170,7 @@ fn a_rank_that_fails_or_panics_is_named() -> TestResult {
         let options = EngineOptions { shard: free_exchanges(), ..exact(16, 1) };
         let plan = EnginePlan::on_devices(&model, &all, &options).unwrap();
         let mut engine = plan.load(&model, all[0].clone(), &mut |_, _| {}).unwrap();
-        broken.set(fault);
+        broken.arm(Operation::Plan, 1, fault);
         engine.submit(Request { prompt: vec![1, 2, 3], ..Request::default() }).unwrap();
         let start = Instant::now();
         let error = engine.step().unwrap_err().to_string();

@@ -133,6 +133,24 @@ fn a_cached_prompt_is_not_computed_again() {
 }
 
 #[test]
+fn prompts_are_shared_by_requests_of_the_same_salt_only() {
+    let prompt = &prompts()[11];
+    let mut engine = engine(device(), &EngineOptions { kv_tokens: Some(2000), ..options(1) });
+    let known = ((prompt.len() - 1) / 4 * 4) as u64;
+    for (salt, found) in [(Some("a"), 0), (None, 0), (Some("b"), 0), (Some("a"), known), (None, known)] {
+        let before = engine.statistics().prefix_hit_tokens;
+        let cache_salt = salt.map(str::to_owned);
+        engine
+            .submit(Request { cache_salt, max_tokens: Some(2), ..Request::new(prompt.as_slice()) })
+            .unwrap();
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+        assert_eq!(engine.statistics().prefix_hit_tokens - before, found, "{salt:?}");
+    }
+}
+
+#[test]
 fn several_answers_to_one_prompt_share_its_pages() {
     let prompt = &prompts()[11];
     let answer = |seed: u64| Request {

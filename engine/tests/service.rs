@@ -5,12 +5,16 @@
 mod support;
 
 use dsrun_engine::{
-    EngineError, EngineOptions, EnginePlan, FinishReason, Request, TokenEvent,
+    EmbeddingRequest, EngineError, EngineOptions, EnginePlan, FinishReason, Request, TokenEvent,
     service::{Handle, Service, ServiceError, ServiceOptions, ServicePhase, TokenStream},
 };
 use dsrun_models::model::Model;
 use rstest::rstest;
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 use support::{
     engine, exact, fixtures, greedy,
     late::{Fault, LateDevice},
@@ -207,4 +211,60 @@ fn a_failure_of_the_engine_reaches_every_stream(#[case] fault: Fault, #[case] me
     assert!(handle.failure().unwrap().to_string().contains(message));
     assert!(handle.submit(request(&[1], 1)).unwrap_err().to_string().contains(message));
     service.stop(TIMEOUT).unwrap();
+}
+
+#[rstest]
+#[case(Fault::Lost)]
+#[case(Fault::Panic)]
+fn requests_that_have_not_begun_when_the_engine_fails_run_elsewhere(#[case] fault: Fault) {
+    let (service, device) = late_service(2, 100);
+    let handle = service.handle();
+    let mut begun: Vec<TokenStream> = (0..2).map(|_| handle.submit(request(&[1], 1000)).unwrap()).collect();
+    for stream in &mut begun {
+        stream.blocking_next().unwrap().unwrap();
+    }
+    let mut held = device.hold();
+    let waiting = handle.submit(request(&prompts()[1], 10)).unwrap();
+    let embedding = EmbeddingRequest { tokens: vec![1, 2], ..EmbeddingRequest::default() };
+    let embedding = handle.embed(embedding).unwrap();
+    *held = Some(fault);
+    drop(held);
+    for stream in begun {
+        let error = collect(stream).pop().unwrap().unwrap_err();
+        assert!(matches!(error, ServiceError::Failed { .. }), "{error}");
+    }
+    let error = collect(waiting).pop().unwrap().unwrap_err();
+    assert!(matches!(error, ServiceError::NotBegun { .. }), "{error}");
+    let error = embedding.blocking().unwrap_err();
+    assert!(matches!(error, ServiceError::NotBegun { .. }), "{error}");
+    // Another service takes the request although its queue is full and it drains.
+    let other = Service::start(engine(&model(), &options(1)), &ServiceOptions { queue: 1 }).unwrap();
+    let running = other.handle().submit(request(&[1], 300)).unwrap();
+    other.handle().drain();
+    let moved = other.handle().take_over(request(&prompts()[1], 10)).unwrap();
+    let alone = greedy(&mut engine(&model(), &options(1)), &prompts()[1..2], 10);
+    assert_eq!(tokens(moved), alone[0]);
+    drop(running);
+}
+
+#[test]
+fn the_age_of_a_step_shows_that_the_device_hangs() {
+    let (service, device) = late_service(1, 10);
+    let handle = service.handle();
+    assert_eq!(handle.step_age(), None);
+    let held = device.hold();
+    let stream = handle.submit(request(&[1], 5)).unwrap();
+    let age = Duration::from_millis(20);
+    let end = Instant::now() + TIMEOUT;
+    while handle.step_age().is_none_or(|present| present < age) {
+        assert!(Instant::now() < end, "the step has no age");
+        thread::yield_now();
+    }
+    drop(held);
+    assert_eq!(tokens(stream).len(), 5);
+    settle(&handle);
+    while handle.step_age().is_some() {
+        assert!(Instant::now() < end, "an idle engine has a step");
+        thread::yield_now();
+    }
 }

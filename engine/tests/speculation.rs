@@ -268,6 +268,10 @@ impl Constraint for Anything {
     fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
         Ok(())
     }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(Self)
+    }
 }
 
 #[rstest]

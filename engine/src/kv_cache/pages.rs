@@ -17,8 +17,11 @@ use std::{
 pub(crate) struct Prefix(u64);
 
 impl Prefix {
-    /// The identity of the empty prefix.
+    /// The identity of the empty prefix of requests without a salt.
     pub(crate) const EMPTY: Self = Self(0);
+
+    /// The bit of the empty prefixes of requests with a salt; identities of pages are counted from 1.
+    const SALTED: u64 = 1 << 63;
 }
 
 /// The end of a list of pages.
@@ -82,6 +85,12 @@ impl PagePool {
             next: 1,
             keep,
         }
+    }
+
+    /// The empty prefix of the requests with a salt, or without one: requests with different roots never share pages. Nobody outside
+    /// can choose salts whose roots are equal, because the key of the hash is random.
+    pub(crate) fn root(&self, salt: Option<&str>) -> Prefix {
+        salt.map_or(Prefix::EMPTY, |salt| Prefix(self.hasher.hash_one(salt) | Prefix::SALTED))
     }
 
     /// The number of pages.

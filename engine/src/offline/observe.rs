@@ -3,7 +3,7 @@
 use crate::{
     engine::Engine,
     error::Result,
-    passes::quantize::observed_activations,
+    passes::quantize::{ObservedActivations, observed_activations},
     plan::{Bucket, StepSegment, StepSize},
     runner::{CallByCall, Runner, STEP_TIMEOUT, StepInputs, as_i32},
 };
@@ -43,9 +43,9 @@ fn observe(runner: &mut Runner, pages: &[i32], tokens: &[u32], each: &mut Observ
     let step = CallByCall::new(executor, &program, bucket, 0)?;
     let nodes = step.nodes(&[StepSegment::Forward])?;
     // Several products may read the same activations.
-    let mut names: HashMap<ValueId, Vec<String>> = HashMap::new();
-    for (name, id) in observed_activations(step.program()) {
-        names.entry(id).or_default().push(name);
+    let mut products: HashMap<ValueId, Vec<ObservedActivations>> = HashMap::new();
+    for product in observed_activations(step.program()) {
+        products.entry(product.id).or_default().push(product);
     }
     let mut inputs = StepInputs::default();
     for tokens in tokens.chunks(chunk) {
@@ -58,7 +58,7 @@ fn observe(runner: &mut Runner, pages: &[i32], tokens: &[u32], each: &mut Observ
             step.bind(executor, node)?.enqueue(executor.stream())?;
             let (call, desc) = (&step.call(node).0.call, step.call(node).1);
             let Some(x) = call.operands.first().copied().flatten() else { continue };
-            let Some(names) = names.get(&x).filter(|_| !shown.contains(&x)) else { continue };
+            let Some(products) = products.get(&x).filter(|_| !shown.contains(&x)) else { continue };
             let arguments = step.arguments(executor, node)?;
             let (Some(Some(OperandDesc::Tensor(tensor))), Some(Some(Argument::Tensor(binding)))) =
                 (desc.operands.first(), arguments.operands.first())
@@ -73,9 +73,9 @@ fn observe(runner: &mut Runner, pages: &[i32], tokens: &[u32], each: &mut Observ
             WeightFormat::Dense(tensor.dtype).decode_row(&bytes, &mut values)?;
             let of_rows = StepSize::of_rows(step.program().value(x)?) == Some(StepSize::Rows);
             let rows = if of_rows { 1 } else { tokens.len() };
-            let columns = tensor.shape.last().copied().unwrap_or(0);
-            let values = &values[..(rows * columns).min(values.len())];
-            names.iter().for_each(|name| each(name, values, columns));
+            let width = tensor.shape.last().copied().unwrap_or(0);
+            let values = &values[..(rows * width).min(values.len())];
+            products.iter().for_each(|product| each(&product.weight, values, product.columns));
         }
     }
     Ok(())

@@ -2,7 +2,8 @@
 //!
 //! A weight stays an expression over the file and is rounded while it is read, so no weight is held twice. `w8a8` turns
 //! `linear(x, w)` into `linear_w8a8(quant_per_token(x), w)`. Products of the same activations share their quantisation, which
-//! [`fuse`](super::fuse) then merges with the op before it.
+//! [`fuse`](super::fuse) then merges with the op before it. Weights of experts are rounded too; their products read activations as
+//! they are, whatever the policy says of activations. The router is kept: an error in its logits picks another expert.
 //!
 //! With [`Policy::smooth`], outliers of activations are first moved into the weights ([`smooth`]). [`choose`] finds a format for
 //! every weight under a budget (mixed precision). Both need a [`Calibration`].
@@ -38,27 +39,40 @@ pub struct ProductWeight {
     pub id: ValueId,
     /// The weight's name in the program.
     pub name: String,
-    /// Whether the weight is kept unless a policy names it: the weight of the logits, and one that an embedding reads too.
+    /// Whether the weight is kept unless a policy names it: the weight of the logits, that of a router of experts, and one that an
+    /// embedding reads too.
     pub kept: bool,
     /// Whether it is the weight of the logits.
     pub head: bool,
 }
 
+/// The weight that a call multiplies activations by, which may be that of all experts.
+fn multiplied_by(call: &Call) -> Option<ValueId> {
+    match call.op {
+        Op::GroupedLinear(_) => call.operands.get(1).copied().flatten(),
+        _ => weight_of(call),
+    }
+}
+
 /// Lists the weights of a program's matrix products, in the order of the products.
 pub fn product_weights(program: &Program) -> Vec<ProductWeight> {
     let uses = program.uses();
+    let routes = |node: &&Node| matches!(node.call.op, Op::MoeRoute(_));
+    let routed: HashSet<ValueId> =
+        program.nodes.iter().filter(routes).filter_map(|node| node.call.operands[0]).collect();
     let mut found: Vec<ProductWeight> = Vec::new();
     for node in &program.nodes {
-        let Some(id) = weight_of(&node.call) else { continue };
+        let Some(id) = multiplied_by(&node.call) else { continue };
         let value = &program.values[id.index()];
         if !matches!(value.origin, Origin::Weight(_)) || found.iter().any(|weight| weight.id == id) {
             continue;
         }
-        let products = program.nodes.iter().filter(|node| weight_of(&node.call) == Some(id)).count();
+        let products = program.nodes.iter().filter(|node| multiplied_by(&node.call) == Some(id)).count();
         let result = program.values[node.call.results[0].index()].tensor_type();
         let rows = result.and_then(|tensor| tensor.shape.first()?.symbol());
         let head = rows == Some("rows");
-        let kept = head || products != uses[id.index()];
+        let router = routed.contains(&node.call.results[0]);
+        let kept = head || router || products != uses[id.index()];
         found.push(ProductWeight { id, name: value.name.clone(), kept, head });
     }
     found
@@ -171,9 +185,19 @@ fn quantize_activations(program: &mut Program, weights: &HashSet<ValueId>) -> Re
     with_nodes(program, nodes)
 }
 
-/// The activations that a calibration observes: those that each product reads, before they are quantised, with the name of the
-/// product's weight.
-pub fn observed_activations(program: &Program) -> Vec<(String, ValueId)> {
+/// Activations that a product reads, before they are quantised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedActivations {
+    /// The name of the product's weight.
+    pub weight: String,
+    /// Their value in the program.
+    pub id: ValueId,
+    /// The columns of the weight. Rows of the value may be several rows of activations: a token has one for each of its experts.
+    pub columns: usize,
+}
+
+/// The activations that a calibration observes, product by product.
+pub fn observed_activations(program: &Program) -> Vec<ObservedActivations> {
     let first = |node: &Node| node.call.operands.first().copied().flatten();
     let before = |x: ValueId| {
         let quantises = |node: &&Node| {
@@ -182,7 +206,9 @@ pub fn observed_activations(program: &Program) -> Vec<(String, ValueId)> {
         program.nodes.iter().find(quantises).map_or(Some(x), first)
     };
     let of = |node: &Node| {
-        Some((program.values[weight_of(&node.call)?.index()].name.clone(), before(first(node)?)?))
+        let weight = &program.values[multiplied_by(&node.call)?.index()];
+        let columns = weight.weight_type()?.columns();
+        Some(ObservedActivations { weight: weight.name.clone(), id: before(first(node)?)?, columns })
     };
     program.nodes.iter().filter_map(of).collect()
 }

@@ -93,6 +93,7 @@ struct Sizes {
 impl Sizes {
     /// Adds those of a model.
     fn add(&mut self, model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<()> {
+        let options = &options.for_model(model.config())?;
         let program = StepPrograms::quantized(model, preferred_type(device), options)?;
         let (_, fixed, limits) = EnginePlan::sizes(model.config().context, options)?;
         self.activations += activations(&program, limits, fixed)?;

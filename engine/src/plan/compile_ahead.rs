@@ -55,7 +55,7 @@ impl EnginePlan {
 
     /// The calls of all steps that the engine may run, those of a draft model included, one for each distinct plan. Large ones
     /// come first: their kernels take longest to build.
-    fn distinct_calls(&self, device: &dyn Device) -> Result<Vec<ValidCall>> {
+    pub(super) fn distinct_calls(&self, device: &dyn Device) -> Result<Vec<ValidCall>> {
         let mut distinct = HashMap::new();
         for plan in [Some(self), self.draft.as_ref().map(|draft| &*draft.plan)].into_iter().flatten() {
             for bucket in Bucket::all(plan.limits, plan.options.rows_per_request()) {

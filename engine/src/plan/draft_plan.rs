@@ -23,6 +23,8 @@ impl EnginePlan {
         options: &EngineOptions,
     ) -> Result<Self> {
         options.validate()?;
+        let options = &options.for_model(model.config())?;
+        options.for_model(draft.config())?;
         let Some(Speculation::Draft { tokens }) = options.speculation else {
             let given = options.speculation.map_or_else(|| "off".to_owned(), String::from);
             return Err(EngineError::option("speculate", given, "must be `draft` to use a draft model"));
@@ -31,6 +33,7 @@ impl EnginePlan {
         let mut plan = Self::without_memory(model, device, options)?;
         let own = EngineOptions {
             context: Some(plan.context.min(draft.config().context)),
+            rope_context: Some(options.rope_context(model.config().context)),
             speculation: None,
             quantize: None,
             calibration: None,

@@ -215,12 +215,17 @@ impl InputLayout {
         Ok(Self { extents, bytes: end, ranges })
     }
 
+    /// The place of an input, if the program has it.
+    pub(crate) fn find(&self, input: StepInput) -> Option<Range<usize>> {
+        self.ranges[input as usize].clone()
+    }
+
     /// The place of an input.
     ///
     /// # Errors
     /// If the program does not have the input.
     pub(crate) fn range(&self, input: StepInput) -> Result<Range<usize>> {
-        let range = self.ranges[input as usize].clone();
+        let range = self.find(input);
         Ok(range.ok_or_else(|| Error::internal(format!("the program has no input `{}`", input.name())))?)
     }
 }

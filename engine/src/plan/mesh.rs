@@ -6,6 +6,7 @@ use super::{
     mesh_programs::mesh_programs,
     mesh_rank::{MeshRank, MeshShape},
     programs::{StepPrograms, preferred_type},
+    step_interface::is_encoder,
 };
 use crate::{
     error::{EngineError, Result},
@@ -73,6 +74,7 @@ impl EnginePlan {
             return Err(Error::invalid("is empty, must name at least one device").at("devices").into());
         };
         options.validate()?;
+        let options = &options.for_model(model.config())?;
         if let Some(speculation @ Speculation::Draft { .. }) = options.speculation {
             let rule = "is not possible while the model is split over several devices";
             return Err(EngineError::option("speculate", speculation, rule));
@@ -93,6 +95,10 @@ impl EnginePlan {
         let shape = mesh_shape(all.iter().map(|process| process.ranks).sum(), options)?;
         let first = all.iter().take(processes.map_or(0, |processes| processes.process()));
         let first: usize = first.map(|process| process.ranks).sum();
+        if shape.ranks() > 1 && model.config().encoder.is_some() {
+            let rule = "must be 1: the model is an encoder, which runs on one device";
+            return Err(EngineError::option("tp", shape.ranks(), rule));
+        }
         let longest = model.config().context;
         let (_, fixed, limits) = Self::sizes(longest, options)?;
         let program = StepPrograms::quantized(model, preferred_type(&*devices[0]), options)?;
@@ -140,6 +146,11 @@ impl EnginePlan {
     /// The first rank of this process.
     pub fn first_rank(&self) -> usize {
         self.programs.mesh().map_or(0, MeshRank::rank)
+    }
+
+    /// Whether the model is an encoder, which generates no tokens.
+    pub(crate) fn is_encoder(&self) -> bool {
+        is_encoder(self.program())
     }
 
     /// The number of stages that the layers are divided into.

@@ -33,8 +33,8 @@ pub(crate) struct StepPrograms {
     all_rows: Arc<Program>,
     /// Runs all other steps: the end of the last layer is computed for the output rows only.
     pruned: Arc<Program>,
-    /// Whether the calls of a step may become larger regions.
-    fuse: bool,
+    /// Whether the calls of a step may become larger regions, which depend on the size of the step.
+    merge: bool,
     /// The groups that collectives run over, if the programs are those of a rank.
     mesh: Option<MeshRank>,
     /// The layer of each weight that may be streamed, by the name of the weight; empty if none is.
@@ -54,7 +54,7 @@ impl StepPrograms {
             storage: options.precision.dtype().map_or(Storage::Keep, Storage::Cast),
             cache: options.kv_precision.dtype().unwrap_or(activation),
             block_size: options.block_size as u32,
-            context: Some(options.context(model.config().context)?),
+            context: Some(options.rope_context(model.config().context)),
         })?;
         quantized(&program, model, options)
     }
@@ -74,11 +74,14 @@ impl StepPrograms {
     ) -> Result<Self> {
         size_work_lists(&mut program, device, &limits.sizes(fixed))?;
         if options.fuse {
-            program = fuse_for_device(&program, device, limits, fixed, mesh.as_ref())?;
+            program =
+                fuse_for_device(&program, device, options.batch_invariant, limits, fixed, mesh.as_ref())?;
         }
         let pruned = Arc::new(prune_unused_rows(&program)?);
         let (all_rows, layers) = (Arc::new(program), HashMap::new());
-        Ok(Self { all_rows, pruned, fuse: options.fuse, mesh, layers })
+        // A region may skip the rounding of a value inside it, so that regions that differ between steps give other bits.
+        let merge = options.fuse && !options.batch_invariant;
+        Ok(Self { all_rows, pruned, merge, mesh, layers })
     }
 
     /// The program that a device runs for the steps of a bucket: that of [`Self::of`], with neighbouring calls
@@ -93,7 +96,7 @@ impl StepPrograms {
         fixed: FixedSizes,
     ) -> Result<Arc<Program>> {
         let program = self.of(bucket);
-        if !self.fuse {
+        if !self.merge {
             return Ok(program.clone());
         }
         let sizes = bucket.sizes(fixed);
@@ -163,10 +166,12 @@ fn quantized(program: &Program, model: &Model, options: &EngineOptions) -> Resul
     Ok(quantize(&smoothed, policy, &|tensor| source.quantises_inputs(tensor)).map_err(in_pass)?)
 }
 
-/// Fuses calls into regions that the device has kernels for at the largest and at the smallest step.
+/// Fuses calls into regions that the device has kernels for at the largest and at the smallest step, and if `invariant`, whose rows
+/// do not depend on each other.
 fn fuse_for_device(
     program: &Program,
     device: &dyn Device,
+    invariant: bool,
     limits: Bucket,
     fixed: FixedSizes,
     mesh: Option<&MeshRank>,
@@ -175,7 +180,8 @@ fn fuse_for_device(
     let mut native = |program: &Program, call: &Call| {
         for bucket in [limits, smallest] {
             let desc = describe_call(program, call, &bucket.sizes(fixed), mesh)?;
-            if !device.kernels().query(&desc)?.native {
+            let support = device.kernels().query(&desc)?;
+            if !support.native || (invariant && !support.batch_invariant) {
                 return Ok(false);
             }
         }

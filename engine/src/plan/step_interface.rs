@@ -1,13 +1,13 @@
-//! The parts of a decoder program that the engine knows by name: sizes, segments, inputs, outputs and states.
+//! The parts of a program that the engine knows by name: sizes, segments, inputs, outputs and states.
 //!
 //! Programs are text and name these parts by strings ([`dsrun_models::step`] defines the names). The engine parses each name once,
 //! when it lays out a step, and uses the enums of this module from there on.
 
 use dsrun_core::{
     Size,
-    program::{Program, Value, ValueId},
+    program::{Origin, Program, Value, ValueId},
 };
-use dsrun_models::step::OUTPUTS;
+use dsrun_models::step::{ENCODER_OUTPUTS, OUTPUTS, TOKEN_TYPES};
 
 /// Declares an enum whose variants each stand for a name in programs.
 macro_rules! names {
@@ -125,6 +125,12 @@ names! {
         RowStarts = "wanted_start",
         /// The number of output rows of each sequence.
         RowLengths = "wanted_length",
+        /// The position of each token in its sequence, in encoders.
+        Positions = "step_positions",
+        /// The part of its sequence that each token belongs to, in encoders.
+        TokenTypes = "step_token_types",
+        /// Where the tokens of each sequence start, in encoders.
+        Starts = "step_start",
         /// Tokens that may be sampled, as bits. The last input: it is uploaded only where a segment reads it.
         Mask = "mask",
     }
@@ -149,14 +155,26 @@ names! {
         LimitedIds = "limited_ids",
         /// The logarithms of their probabilities.
         LimitedLogProbabilities = "limited_log_probability",
+        /// What the classification head of an encoder makes of the output rows.
+        Scores = "scores",
     }
+}
+
+/// Whether a program is that of an encoder.
+pub(crate) fn is_encoder(program: &Program) -> bool {
+    program.values_from(|origin| *origin == Origin::Input).any(|(_, value)| value.name == TOKEN_TYPES)
 }
 
 impl StepOutput {
     /// The output's value in a program, if the program has it: a stage of a pipeline that does not sample has none.
     pub(crate) fn value(self, program: &Program) -> Option<ValueId> {
-        program.segments.iter().find(|segment| segment.name == StepSegment::Sample.name())?;
-        let index = OUTPUTS.iter().position(|name| Self::from_name(name) == Some(self))?;
+        let samples = program.segments.iter().any(|segment| segment.name == StepSegment::Sample.name());
+        let outputs: &[&str] = match samples {
+            true => &OUTPUTS,
+            false if is_encoder(program) => &ENCODER_OUTPUTS,
+            false => return None,
+        };
+        let index = outputs.iter().position(|name| Self::from_name(name) == Some(self))?;
         program.outputs.get(index).copied()
     }
 }
@@ -191,9 +209,11 @@ mod tests {
     #[test]
     fn every_output_and_range_of_output_rows_is_one_of_the_models() {
         for output in StepOutput::ALL {
-            assert!(OUTPUTS.contains(&output.name()), "{}", output.name());
+            let names = OUTPUTS.iter().chain(&ENCODER_OUTPUTS);
+            assert!(names.into_iter().any(|name| *name == output.name()), "{}", output.name());
         }
         assert_eq!([StepInput::RowStarts, StepInput::RowLengths].map(StepInput::name), WANTED);
+        assert_eq!(StepInput::TokenTypes.name(), TOKEN_TYPES);
     }
 
     #[test]

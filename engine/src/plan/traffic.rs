@@ -10,7 +10,7 @@ use crate::error::Result;
 use dsrun_core::{
     Size, WeightType,
     device::Device,
-    op::{Op, OperandType},
+    op::{AttentionMask, Op, OperandType},
     program::{Call, Origin, Program, Value, ValueId},
 };
 
@@ -64,7 +64,14 @@ impl EnginePlan {
             let value = |id: Option<ValueId>| program.values.get(id?.index());
             let result = value(node.call.results.first().copied());
             let rows = if result.and_then(StepSize::of_rows) == Some(StepSize::Tokens) { tokens } else { 1 };
-            let Op::PagedAttention(attention) = node.call.op else {
+            let (both_sides, window) = match node.call.op {
+                Op::PagedAttention(attention) => (false, Some(attention.window)),
+                Op::Attention(attention) => {
+                    (attention.mask == AttentionMask::Bidirectional, Some(attention.window))
+                }
+                _ => (false, None),
+            };
+            let Some(window) = window else {
                 for id in node.call.operands.iter().flatten() {
                     let weight = program.values[id.index()].weight_type();
                     let elements = weight.filter(|_| multiplies(&node.call, *id)).map(WeightType::elements);
@@ -78,12 +85,13 @@ impl EnginePlan {
                 }
                 continue;
             };
-            // Each query attends to half of the prompt on average, the last one to all of it: one product for its scores and
-            // one for its values.
+            // Each query of a decoder attends to half of the prompt on average, the last one to all of it, as every query of an encoder
+            // does: one product for its scores and one for its values.
             let query = value(node.call.operands[0]).and_then(Value::tensor_type);
             let features = query.and_then(|query| query.shape[1].known()).unwrap_or(0);
-            let keys = if rows == 1 { tokens } else { tokens / 2 };
-            let keys = if attention.window > 0 { keys.min(attention.window as usize) } else { keys };
+            let keys = if rows == 1 || both_sides { tokens } else { tokens / 2 };
+            let seen = window as usize * if both_sides { 2 } else { 1 };
+            let keys = if window > 0 { keys.min(seen) } else { keys };
             products += 2 * (rows * keys) as u64 * features as u64;
         }
         products

@@ -6,6 +6,7 @@
 use super::timeline::Timeline;
 use crate::{
     error::Result,
+    kv_cache::Prefix,
     options::EngineOptions,
     passes::shard::MeshCosts,
     plan::EnginePlan,
@@ -62,6 +63,7 @@ pub fn launched_steps(
             priority: 0,
             waits_for_host: false,
             reuses_prefix: false,
+            root: Prefix::EMPTY,
             provisional: false,
             item,
         });

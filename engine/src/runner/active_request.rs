@@ -25,10 +25,14 @@ pub(crate) struct ActiveRequest {
     pub(crate) bias: Vec<(u32, f32)>,
     /// How many of the most likely tokens to report.
     pub(crate) top: usize,
+    /// Limits which requests share its cached prefixes.
+    pub(crate) cache_salt: Option<String>,
     /// Restricts the tokens of the answer.
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     /// Pools the hidden states of an embedding request.
     pub(crate) pooler: Option<Pooler>,
+    /// The first token of the second part of its text.
+    pub(crate) second: Option<usize>,
     /// Whether tokens may be proposed for it.
     pub(crate) speculates: bool,
 }
@@ -43,6 +47,7 @@ impl ActiveRequest {
             min_tokens,
             logit_bias,
             top_log_probabilities,
+            cache_salt,
             constraint,
             ..
         } = request;
@@ -55,15 +60,17 @@ impl ActiveRequest {
             min_tokens,
             bias: logit_bias,
             top: top_log_probabilities,
+            cache_salt,
             constraint,
             pooler: None,
+            second: None,
             speculates,
         }
     }
 
     /// An embedding request.
-    pub(crate) fn embedding(id: RequestId, pooler: Pooler) -> Self {
-        Self { pooler: Some(pooler), ..Self::new(id, 1, Request::default(), false) }
+    pub(crate) fn embedding(id: RequestId, pooler: Pooler, second: Option<usize>) -> Self {
+        Self { pooler: Some(pooler), second, ..Self::new(id, 1, Request::default(), false) }
     }
 
     /// A request of a draft model that samples as this one does, without an end.

@@ -26,13 +26,14 @@ impl Runner {
     /// Lends pages for this many tokens to `work`.
     ///
     /// # Errors
-    /// If requests wait or run, or there are fewer pages; those of `work`.
+    /// If requests wait or run, there are fewer pages, or the model is an encoder; those of `work`.
     pub(crate) fn with_pages<T>(
         &mut self,
         tokens: usize,
         work: impl FnOnce(&mut Self, &[i32]) -> Result<T>,
     ) -> Result<T> {
         self.check_idle()?;
+        self.limits().check_generates()?;
         let block = self.plan().options.block_size;
         let pages = self.requests.scheduler_mut().pages_mut().take_many(tokens.div_ceil(block));
         let context = self.requests.scheduler().pages().total() * block;

@@ -326,15 +326,15 @@ impl Executor {
     pub(super) fn begin(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
         match self.is_alone() {
             true => self.stage_inputs(bucket, inputs),
-            false => self.order(Command::Begin(bucket, inputs.clone())),
+            false => self.order(Command::Begin(bucket, Box::new(inputs.clone()))),
         }
     }
 
     fn stage_inputs(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
         self.compile(bucket)?;
         let step = self.steps.get(&bucket).ok_or_else(not_compiled)?;
-        // The mask is the last input, and is uploaded where it is read.
-        let bytes = step.inputs().range(StepInput::Mask)?.start;
+        // The mask is the last input, and is uploaded where it is read. Encoders have none.
+        let bytes = step.inputs().find(StepInput::Mask).map_or(step.inputs().bytes, |mask| mask.start);
         self.staging.clear();
         self.staging.resize(bytes, 0xFF); // -1 everywhere
         inputs.stage(&mut self.staging, step.inputs())?;
@@ -397,7 +397,8 @@ impl Executor {
     /// If the device failed, or refuses the step.
     pub(super) fn launch_empty(&mut self, bucket: Bucket) -> Result<()> {
         self.begin(bucket, &StepInputs::default())?;
-        LAUNCHES.iter().try_for_each(|segments| self.launch(bucket, *segments))?;
+        let launches = if self.plan.is_encoder() { &[FORWARD][..] } else { &LAUNCHES };
+        launches.iter().try_for_each(|segments| self.launch(bucket, *segments))?;
         self.synchronize("an empty step")
     }
 

@@ -35,7 +35,7 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) enum Command {
     /// Compile the step of a bucket if need be, and upload its inputs.
-    Begin(Bucket, StepInputs),
+    Begin(Bucket, Box<StepInputs>),
     /// Launch segments of a step.
     Launch(Bucket, SegmentSet),
     /// Upload a row of a state.

@@ -1,6 +1,6 @@
-//! Hidden states for embedding requests. These go through the same steps as prompts, beside requests that generate, and sample
+//! Hidden states for embedding requests, and scores. These go through the same steps as prompts, beside requests that generate, and sample
 //! nothing. In a step with such a request the segment `embed` runs after the layers, and the hidden states that are needed are
-//! copied to the host.
+//! copied to the host. The hidden states of an encoder, and the scores of its classification head, are there after the layers.
 
 use super::{
     Runner,
@@ -14,29 +14,55 @@ use crate::{
     schedule::{ScheduledSequence, SequenceKey},
 };
 use dsrun_core::{
-    DType, Error, Size, WeightFormat,
+    DType, Error, Size, TensorType, WeightFormat,
     device::{BufferSlice, Device, MemoryKind},
     program::Program,
 };
 use std::ops::Range;
 
-/// Pinned memory for the hidden states of the steps in flight.
+/// Rows of an output.
+#[derive(Clone, Copy, Debug)]
+struct RowType {
+    dtype: DType,
+    /// Elements of a row.
+    width: usize,
+}
+
+impl RowType {
+    /// The type of the rows of an output of a program, if it has the output.
+    fn of(program: &Program, output: StepOutput) -> Result<Option<Self>> {
+        let id = output.value(program);
+        let tensor = id.map(|id| program.value(id)).transpose()?.and_then(|value| value.tensor_type());
+        let row = |tensor: &TensorType| {
+            Some(Self { dtype: tensor.dtype, width: tensor.shape.get(1).and_then(Size::known)? })
+        };
+        Ok(tensor.and_then(row))
+    }
+
+    fn bytes(self) -> usize {
+        self.width * self.dtype.bytes()
+    }
+}
+
+/// Pinned memory for the hidden states and scores of the steps in flight.
 #[derive(Debug)]
 pub(super) struct HiddenStates {
-    dtype: DType,
-    /// Features of a token.
-    width: usize,
+    /// Hidden states of a token.
+    states: RowType,
+    /// Scores of a text, if the model has a head for them.
+    scores: Option<RowType>,
     /// The memory of each step in flight; grows with demand.
     memory: Vec<Option<BufferSlice>>,
 }
 
-/// Tokens of one request whose hidden states a step copies to the host.
+/// Tokens of one request whose hidden states a step copies to the host, or its scores, which stand for its first token.
 #[derive(Debug)]
 pub(super) struct HiddenChunk {
     key: SequenceKey,
+    output: StepOutput,
     /// The tokens, by their index in the text.
     tokens: Range<usize>,
-    /// The row of the step with the first of them.
+    /// The row of the output with the first of them.
     row: usize,
 }
 
@@ -46,7 +72,12 @@ impl HiddenChunk {
     pub(super) fn of(request: &ActiveRequest, part: &ScheduledSequence, row: usize) -> Option<Self> {
         let (pooler, from) = (request.pooler.as_ref()?, part.from?);
         let tokens = pooler.needed(from..from + part.tokens);
-        Some(Self { key: part.key, row: row + tokens.start - from, tokens })
+        Some(Self { key: part.key, output: StepOutput::Hidden, row: row + tokens.start - from, tokens })
+    }
+
+    /// The scores of a sequence, in this output row of the step.
+    pub(super) fn scores(key: SequenceKey, row: usize) -> Self {
+        Self { key, output: StepOutput::Scores, tokens: 0..1, row }
     }
 }
 
@@ -56,33 +87,36 @@ impl HiddenStates {
     /// # Errors
     /// If the program has no hidden states.
     pub(super) fn new(program: &Program, depth: usize) -> Result<Self> {
-        let id = StepOutput::Hidden.value(program);
-        let tensor = id.map(|id| program.value(id)).transpose()?.and_then(|value| value.tensor_type());
-        let width =
-            tensor.and_then(|tensor| Some((tensor.dtype, tensor.shape.get(1).and_then(Size::known)?)));
-        let (dtype, width) = width.ok_or_else(|| Error::internal("the program has no hidden states"))?;
-        Ok(Self { dtype, width, memory: vec![None; depth.max(1)] })
+        let states = RowType::of(program, StepOutput::Hidden)?;
+        let states = states.ok_or_else(|| Error::internal("the program has no hidden states"))?;
+        let scores = RowType::of(program, StepOutput::Scores)?;
+        Ok(Self { states, scores, memory: vec![None; depth.max(1)] })
     }
 
-    fn row_bytes(&self) -> usize {
-        self.width * self.dtype.bytes()
+    /// The number of scores that the model gives a text, if it has a head for them.
+    pub(super) fn labels(&self) -> Option<usize> {
+        self.scores.map(|scores| scores.width)
     }
 
-    /// Memory for the hidden states of this many tokens.
-    fn reserve(&mut self, device: &dyn Device, slot: usize, tokens: usize) -> Result<BufferSlice> {
-        let (bytes, memory) = (self.row_bytes(), &mut self.memory[slot]);
-        let large_enough = memory.take().filter(|memory| memory.bytes >= tokens * bytes);
+    /// The type of the rows of a chunk.
+    fn row(&self, chunk: &HiddenChunk) -> Result<RowType> {
+        let row = if chunk.output == StepOutput::Scores { self.scores } else { Some(self.states) };
+        Ok(row.ok_or_else(|| Error::internal("the program has no scores"))?)
+    }
+
+    /// Memory for this many bytes.
+    fn reserve(&mut self, device: &dyn Device, slot: usize, bytes: usize) -> Result<BufferSlice> {
+        let memory = &mut self.memory[slot];
+        let large_enough = memory.take().filter(|memory| memory.bytes >= bytes);
         let slice = match large_enough {
             Some(slice) => slice,
-            None => {
-                BufferSlice::whole(device.allocate(tokens.next_power_of_two() * bytes, MemoryKind::Pinned)?)
-            }
+            None => BufferSlice::whole(device.allocate(bytes.next_power_of_two(), MemoryKind::Pinned)?),
         };
         *memory = Some(slice.clone());
         Ok(slice)
     }
 
-    /// Runs the segment of hidden states and copies those of the chunks to the host, chunk after chunk. This has to happen before
+    /// Runs the segment of hidden states, if they have one, and copies those of the chunks to the host, chunk after chunk. This has to happen before
     /// the step samples, because the memory of the hidden states is reused.
     ///
     /// # Errors
@@ -95,21 +129,23 @@ impl HiddenStates {
         chunks: &[HiddenChunk],
     ) -> Result<()> {
         const EMBED: SegmentSet = SegmentSet::new(&[StepSegment::Embed]);
-        let count = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
-        if count == 0 {
+        let size = |chunk: &HiddenChunk| Ok(chunk.tokens.len() * self.row(chunk)?.bytes());
+        let sizes: Vec<usize> = chunks.iter().map(size).collect::<Result<_>>()?;
+        let bytes = sizes.iter().sum();
+        if bytes == 0 {
             return Ok(());
         }
-        let bytes = self.row_bytes();
-        let memory = self.reserve(&**executor.device(), slot, count)?;
-        executor.launch(bucket, EMBED)?;
+        let memory = self.reserve(&**executor.device(), slot, bytes)?;
+        if !executor.plan().is_encoder() {
+            executor.launch(bucket, EMBED)?;
+        }
         executor.run_until(executor.ordered())?;
         let (step, _, stream) = executor.step(bucket)?;
-        let hidden = step.output(StepOutput::Hidden)?;
         let mut place = 0;
-        for chunk in chunks {
-            let size = chunk.tokens.len() * bytes;
+        for (chunk, size) in chunks.iter().zip(sizes) {
             if size > 0 {
-                stream.copy(&hidden.slice(chunk.row * bytes, size)?, &memory.slice(place, size)?)?;
+                let rows = step.output(chunk.output)?.slice(chunk.row * self.row(chunk)?.bytes(), size)?;
+                stream.copy(&rows, &memory.slice(place, size)?)?;
             }
             place += size;
         }
@@ -123,19 +159,19 @@ impl Runner {
     /// # Errors
     /// If the device failed.
     pub(super) fn pool_hidden_states(&mut self, slot: usize, chunks: &[HiddenChunk]) -> Result<()> {
-        let (bytes, width, dtype) = (self.hidden.row_bytes(), self.hidden.width, self.hidden.dtype);
         let mut place = 0;
         for chunk in chunks {
-            let size = chunk.tokens.len() * bytes;
+            let row = self.hidden.row(chunk)?;
+            let size = chunk.tokens.len() * row.bytes();
             place += size;
             let Some(sequence) = self.requests.scheduler_mut().get_mut(chunk.key) else { continue };
             let (id, Some(pooler)) = (sequence.item.id, &mut sequence.item.pooler) else { continue };
             if let (Some(memory), true) = (&self.hidden.memory[slot], size > 0) {
                 let memory = memory.slice(place - size, size)?;
                 let sent = read_pinned(&memory, self.executor.stream(), STEP_TIMEOUT)?;
-                let mut states = vec![0.0; chunk.tokens.len() * width];
-                WeightFormat::Dense(dtype).decode_row(&sent, &mut states)?;
-                pooler.add(chunk.tokens.start, &states, width);
+                let mut states = vec![0.0; chunk.tokens.len() * row.width];
+                WeightFormat::Dense(row.dtype).decode_row(&sent, &mut states)?;
+                pooler.add(chunk.tokens.start, &states, row.width);
             }
             match pooler.embedding() {
                 None => {}

@@ -18,6 +18,9 @@ pub(crate) struct StepInputs {
     commits: Vec<i32>,
     row_starts: Vec<i32>,
     row_lengths: Vec<i32>,
+    positions: Vec<i32>,
+    token_types: Vec<i32>,
+    starts: Vec<i32>,
     tokens: usize,
 }
 
@@ -25,8 +28,11 @@ impl StepInputs {
     /// Removes all sequences.
     pub(crate) fn clear(&mut self) {
         let Self { requests, lengths, sources, ids, rows, row_requests, commits, .. } = self;
-        let Self { row_starts, row_lengths, tokens, .. } = self;
-        for list in [requests, lengths, sources, ids, rows, row_requests, commits, row_starts, row_lengths] {
+        let Self { row_starts, row_lengths, positions, token_types, starts, tokens, .. } = self;
+        for list in [requests, lengths, sources, ids, rows, row_requests, commits] {
+            list.clear();
+        }
+        for list in [row_starts, row_lengths, positions, token_types, starts] {
             list.clear();
         }
         *tokens = 0;
@@ -46,6 +52,24 @@ impl StepInputs {
     pub(crate) fn push_tokens(&mut self, slot: usize, tokens: &[i32]) {
         self.push_sequence(slot, tokens.len(), self.ids.len() as i32);
         self.ids.extend_from_slice(tokens);
+    }
+
+    /// Adds a sequence of an encoder: the request in `slot` with the whole of its text. The tokens from `second` on are those of the
+    /// second part of the text; they have the last of `types` token types if the model has fewer than two.
+    pub(crate) fn push_text(&mut self, slot: usize, tokens: &[i32], second: Option<usize>, types: usize) {
+        self.starts.push(self.tokens as i32);
+        self.positions.extend(0..tokens.len() as i32);
+        let of_second = i32::from(types > 1);
+        let token_type =
+            |index: usize| if second.is_some_and(|second| index >= second) { of_second } else { 0 };
+        self.token_types.extend((0..tokens.len()).map(token_type));
+        self.push_tokens(slot, tokens);
+    }
+
+    /// Has the classification head read the first row of the last sequence. Returns the index of the output row.
+    pub(crate) fn classify_last(&mut self) -> usize {
+        self.rows.extend(self.starts.last());
+        self.rows.len() - 1
     }
 
     fn push_sequence(&mut self, slot: usize, tokens: usize, source: i32) {
@@ -125,10 +149,15 @@ impl StepInputs {
             (StepInput::CommitRequests, &self.commits),
             (StepInput::RowStarts, &self.row_starts),
             (StepInput::RowLengths, &self.row_lengths),
+            (StepInput::Positions, &self.positions),
+            (StepInput::TokenTypes, &self.token_types),
+            (StepInput::Starts, &self.starts),
         ];
         for (input, values) in inputs {
+            // Encoders and decoders do not have the same inputs.
+            let Some(range) = layout.find(input) else { continue };
             let bytes: &[u8] = bytemuck::cast_slice(values);
-            let place = staging.get_mut(layout.range(input)?).and_then(|place| place.get_mut(..bytes.len()));
+            let place = staging.get_mut(range).and_then(|place| place.get_mut(..bytes.len()));
             let too_large = || {
                 let (name, count) = (input.name(), values.len());
                 Error::internal(format!("{count} values do not fit input `{name}` of the step"))

@@ -96,6 +96,7 @@ impl Runner {
             token_limits: TokenLimits::new(plan.fixed.requests, vocabulary),
             readback: Readback::new(&*device, plan.limits.rows, depth)?,
             hidden: HiddenStates::new(plan.program(), depth)?,
+            token_types: model.config().encoder.map_or(0, |encoder| encoder.token_types),
             in_flight: VecDeque::new(),
             draft_outcomes: Vec::new(),
             launched: None,
@@ -189,7 +190,7 @@ fn load_rank(
         ring = Some(made);
     }
     // Requests differ in the tokens that end them, so the host decides, a step later than the device could.
-    if plan.is_last_stage() {
+    if plan.is_last_stage() && !plan.is_encoder() {
         stream.upload(&(-1i32).to_le_bytes(), resident.state(StepState::StopIds)?)?;
     }
     let memory = table.memory().clone();

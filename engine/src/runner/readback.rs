@@ -41,6 +41,19 @@ pub(crate) struct LogitRows<'a> {
     pub(crate) rows: &'a [usize],
 }
 
+/// What a step sampled, and rows of its logits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SampledRows<'a> {
+    /// The tokens.
+    pub(crate) ids: &'a BufferSlice,
+    /// The logarithms of their probabilities.
+    pub(crate) log_probabilities: &'a BufferSlice,
+    /// The number of tokens.
+    pub(crate) count: usize,
+    /// Rows of logits that are sent with them.
+    pub(crate) logits: LogitRows<'a>,
+}
+
 /// The results of a step on their way to the host. They must be received before as many more are sent as [`Readback`]
 /// has slots, or not at all.
 #[derive(Debug)]
@@ -82,7 +95,7 @@ impl Readback {
         self.next
     }
 
-    /// Enqueues the copies of the first `count` elements of a step's results, and of some rows of its logits, to the host.
+    /// Enqueues the copies of what a step sampled to the host; nothing if it is one that does not sample.
     ///
     /// # Errors
     /// If the device failed, or there is too little memory.
@@ -90,13 +103,15 @@ impl Readback {
         &mut self,
         device: &dyn Device,
         stream: &mut dyn Stream,
-        [ids, log_probabilities]: [&BufferSlice; 2],
-        count: usize,
-        logits: LogitRows<'_>,
+        sampled: Option<SampledRows<'_>>,
     ) -> Result<PendingReadback> {
         let slot = self.next;
         self.next = (slot + 1) % self.slots.len();
         let Slot { memory, logits: pinned, event } = &mut self.slots[slot];
+        let Some(SampledRows { ids, log_probabilities, count, logits }) = sampled else {
+            stream.record(&**event)?;
+            return Ok(PendingReadback { slot, count: 0, log_offset: self.half });
+        };
         let bytes = count * ELEMENT;
         let mut log_offset = self.half;
         if bytes > 0 {

@@ -4,7 +4,7 @@ use super::active_request::ActiveRequest;
 use crate::{
     error::EngineError,
     request::{RequestId, RequestIds},
-    schedule::{NewSequence, Scheduler, SequenceKey},
+    schedule::{NewSequence, Scheduler, Sequence, SequenceKey},
 };
 use std::collections::HashMap;
 
@@ -83,6 +83,12 @@ impl Requests {
         let key = self.scheduler.add(new);
         self.keys.insert(id, key);
         key
+    }
+
+    /// Whether a request that has not ended has ever run.
+    pub(crate) fn has_begun(&self, id: RequestId) -> bool {
+        let sequence = self.keys.get(&id).and_then(|key| self.scheduler.get(*key));
+        sequence.is_some_and(Sequence::has_begun)
     }
 
     /// Ends a request. Returns whether it had not ended before.

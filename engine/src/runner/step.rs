@@ -4,7 +4,8 @@ use super::{
     RequestSequence, Runner,
     executor::{FORWARD, FORWARD_AND_SAMPLE, STEP_TIMEOUT},
     hidden_states::HiddenChunk,
-    readback::{LogitRows, PendingReadback, SampledToken},
+    pooler::Pooler,
+    readback::{LogitRows, PendingReadback, SampledRows, SampledToken},
     request_table::TableRow,
     top_tokens::top_tokens,
 };
@@ -180,10 +181,19 @@ impl Runner {
         self.executor.run_until(launched.ordered)?;
         let InFlightStep { bucket, outputs, sequences, logit_rows, .. } = launched;
         let row_bytes = self.requests.vocabulary() * size_of::<f32>();
+        let encodes = self.executor.plan().is_encoder();
         let (step, device, stream) = self.executor.step(*bucket)?;
-        let results = [step.output(outputs.ids)?, step.output(outputs.log_probabilities)?];
-        let logits = LogitRows { logits: step.output(outputs.processed)?, row_bytes, rows: logit_rows };
-        launched.readback = Some(self.readback.send(device, stream, results, sequences.len(), logits)?);
+        let results = match encodes {
+            // It samples nothing.
+            true => None,
+            false => Some(SampledRows {
+                ids: step.output(outputs.ids)?,
+                log_probabilities: step.output(outputs.log_probabilities)?,
+                count: sequences.len(),
+                logits: LogitRows { logits: step.output(outputs.processed)?, row_bytes, rows: logit_rows },
+            }),
+        };
+        launched.readback = Some(self.readback.send(device, stream, results)?);
         Ok(())
     }
 
@@ -238,6 +248,7 @@ impl Runner {
 
     /// Collects the inputs of a scheduled step. Returns the sequence of each output row, and the hidden states to send.
     fn collect_inputs(&mut self, scheduled: &ScheduledStep) -> Result<(Vec<SequenceKey>, Vec<HiddenChunk>)> {
+        let (encodes, types) = (self.plan().is_encoder(), self.token_types);
         let inputs = &mut self.inputs;
         inputs.clear();
         let mut sequences = Vec::with_capacity(scheduled.sequences.len());
@@ -245,8 +256,17 @@ impl Runner {
         for part in &scheduled.sequences {
             let sequence = self.requests.scheduler().get(part.key);
             let sequence = sequence.ok_or_else(|| Error::internal("a scheduled sequence has ended"))?;
-            let chunk = HiddenChunk::of(&sequence.item, part, inputs.tokens());
+            let mut chunk = HiddenChunk::of(&sequence.item, part, inputs.tokens());
             match part.from {
+                Some(_) if encodes => {
+                    if part.tokens != sequence.tokens.len() {
+                        return Err(Error::internal("a step of an encoder has a part of a text").into());
+                    }
+                    inputs.push_text(sequence.slot, &sequence.tokens, sequence.item.second, types);
+                    if sequence.item.pooler.as_ref().is_some_and(Pooler::takes_scores) {
+                        chunk = Some(HiddenChunk::scores(part.key, inputs.classify_last()));
+                    }
+                }
                 Some(from) => {
                     let known = from..from + part.tokens - part.proposed();
                     inputs.push_tokens(sequence.slot, &sequence.tokens[known]);

@@ -4,7 +4,7 @@ use super::{
     scheduled_step::ScheduledStep,
     sequence::{Order, Sequence, SequenceState},
 };
-use crate::kv_cache::PagePool;
+use crate::kv_cache::{PagePool, Prefix};
 use std::collections::BTreeMap;
 
 /// The resources that a scheduler hands out.
@@ -43,6 +43,8 @@ pub(crate) struct NewSequence<T> {
     pub(crate) waits_for_host: bool,
     /// Whether it may reuse pages that other sequences have filled with the same tokens.
     pub(crate) reuses_prefix: bool,
+    /// The empty prefix, which it has in common with the sequences that it may share pages with.
+    pub(crate) root: Prefix,
     /// Whether [`Sequence::resume`] may discard its sampled tokens. Its pages are then identified by its prompt only.
     pub(crate) provisional: bool,
     /// The caller's own data.

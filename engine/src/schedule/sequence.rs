@@ -78,13 +78,16 @@ pub(crate) struct Sequence<T> {
     /// The number of its pages that have an identity, and the identity of the last of these.
     pub(super) identified: usize,
     pub(super) prefix: Prefix,
+    /// See [`NewSequence::root`].
+    root: Prefix,
     /// Its pages in host memory while it is swapped out.
     pub(super) host_pages: Vec<u32>,
 }
 
 impl<T> Sequence<T> {
     pub(super) fn new(new: NewSequence<T>, arrival: u64) -> Self {
-        let NewSequence { prompt, limit, priority, waits_for_host, reuses_prefix, provisional, item } = new;
+        let NewSequence { prompt, limit, priority, waits_for_host, reuses_prefix, root, provisional, item } =
+            new;
         Self {
             item,
             prompt: prompt.len(),
@@ -107,7 +110,8 @@ impl<T> Sequence<T> {
             was_started: false,
             last_step: 0,
             identified: 0,
-            prefix: Prefix::EMPTY,
+            root,
+            prefix: root,
             host_pages: Vec::new(),
         }
     }
@@ -115,6 +119,11 @@ impl<T> Sequence<T> {
     /// The number of generated tokens that the host has read.
     pub(crate) fn generated(&self) -> usize {
         self.tokens.len() - self.prompt
+    }
+
+    /// Whether it has ever run.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.was_started
     }
 
     /// Whether it has a row of the request table.
@@ -174,7 +183,7 @@ impl<T> Sequence<T> {
     /// Releases its pages, whose tokens then have to be recomputed.
     pub(super) fn restart(&mut self, pages: &mut PagePool) {
         pages.release(self.pages.drain(..));
-        (self.computed, self.identified, self.prefix) = (0, 0, Prefix::EMPTY);
+        (self.computed, self.identified, self.prefix) = (0, 0, self.root);
         self.shares_pages = false;
     }
 

@@ -1,6 +1,7 @@
 //! Tests the scheduler against a simulated device, whose pages hold what was written to them in the order of launches.
 
 use super::{scheduler::SchedulerCounts, *};
+use crate::kv_cache::Prefix;
 use proptest::{prelude::*, sample::Index};
 use std::collections::VecDeque;
 
@@ -58,7 +59,16 @@ const UNKNOWN: i32 = -7;
 impl TestRequest {
     fn new_sequence(&self, item: usize) -> NewSequence<usize> {
         let Self { prompt, limit, priority, waits_for_host, .. } = self.clone();
-        NewSequence { prompt, limit, priority, waits_for_host, reuses_prefix: true, provisional: false, item }
+        NewSequence {
+            prompt,
+            limit,
+            priority,
+            waits_for_host,
+            reuses_prefix: true,
+            root: Prefix::EMPTY,
+            provisional: false,
+            item,
+        }
     }
 
     /// The tokens proposed after this many tokens of the answer: sometimes wrong, and beyond its end.
@@ -361,6 +371,7 @@ fn add(scheduler: &mut Scheduler<usize>, item: usize, prompt: usize, priority: i
         priority,
         waits_for_host: false,
         reuses_prefix: true,
+        root: Prefix::EMPTY,
         provisional: false,
         item,
     })
@@ -418,6 +429,7 @@ fn a_request_that_waits_for_the_host_is_left_out_of_the_next_step() {
         priority: 0,
         waits_for_host: true,
         reuses_prefix: true,
+        root: Prefix::EMPTY,
         provisional: false,
         item: 0,
     };

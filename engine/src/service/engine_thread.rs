@@ -12,7 +12,7 @@ use std::{
         atomic::Ordering,
         mpsc::{Receiver, RecvTimeoutError},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// The time between looks at the other ranks of an idle engine.
@@ -51,10 +51,28 @@ impl EngineThread {
             tracing::error!(error = %reason, "the engine's thread ends");
         }
         // In this order: a stream whose sender is dropped reads the reason.
-        self.shared.end(reason);
+        self.shared.end(reason.clone());
+        self.shared.set_step_start(None);
         self.shared.advance(ServicePhase::Stopped);
+        if matches!(reason, ServiceError::Failed { .. }) {
+            self.tell_begun(&reason);
+        }
         self.streams.clear();
         self.embeddings.clear();
+    }
+
+    /// Tells the requests that have begun why they end. The channels of the others just close, also of those that are still in the
+    /// inbox: another engine can run them. One that has begun may be the cause of the failure, and would make that fail, too.
+    fn tell_begun(&mut self, reason: &ServiceError) {
+        let engine = &self.engine;
+        // After a panic the engine may be in disorder. A request of which nothing can be said counts as one that has begun.
+        let begun = |id: &RequestId| catch_unwind(AssertUnwindSafe(|| engine.has_begun(*id))).unwrap_or(true);
+        for (_, sender) in self.streams.drain().filter(|(id, _)| begun(id)) {
+            let _ = sender.send(Err(reason.clone()));
+        }
+        for (_, sender) in self.embeddings.drain().filter(|(id, _)| begun(id)) {
+            let _ = sender.send(Err(reason.clone()));
+        }
     }
 
     fn serve(&mut self) -> Result<()> {
@@ -62,7 +80,13 @@ impl EngineThread {
             if self.take_commands()?.is_break() {
                 return Ok(());
             }
-            let events = if self.engine.is_idle() { Vec::new() } else { self.engine.step()? };
+            let events = if self.engine.is_idle() {
+                Vec::new()
+            } else {
+                self.shared.set_step_start(Some(Instant::now()));
+                self.engine.step()?
+            };
+            self.shared.set_step_start(None);
             let failures = self.engine.take_failures();
             let vectors = self.engine.take_embeddings();
             // Statistics are published before events: a caller that has received a token finds it in the statistics.

@@ -24,9 +24,16 @@ pub enum ServiceError {
     #[error("the service was stopped")]
     Stopped,
 
-    /// The engine failed. All requests are lost, and no more are accepted.
+    /// The engine failed. The requests that had begun are lost, and no more are accepted.
     #[error("the engine failed: {message}")]
     Failed {
+        /// The error.
+        message: Arc<str>,
+    },
+
+    /// The engine failed before it began this request, which another engine can run.
+    #[error("the engine failed before it began the request: {message}")]
+    NotBegun {
         /// The error.
         message: Arc<str>,
     },

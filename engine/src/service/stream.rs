@@ -77,8 +77,8 @@ impl TokenStream {
         &mut self,
         event: Option<Result<TokenEvent, ServiceError>>,
     ) -> Option<Result<TokenEvent, ServiceError>> {
-        // A channel that closes before the last token means that the thread has ended.
-        let event = event.unwrap_or_else(|| Err(self.handle.shared.ended()));
+        // A channel that closes before the last token means that the thread has ended, and had not begun the request.
+        let event = event.unwrap_or_else(|| Err(self.handle.shared.unserved()));
         self.ended = match &event {
             Ok(event) => event.finish.is_some(),
             Err(_) => true,

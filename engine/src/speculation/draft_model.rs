@@ -126,12 +126,14 @@ impl DraftModel {
             return own.resume(tokens, limit);
         }
         let id = requests.next_id();
+        let root = requests.scheduler().pages().root(sequence.item.cache_salt.as_deref());
         let own = requests.add(NewSequence {
             prompt: tokens.clone(),
             limit,
             priority: sequence.priority,
             waits_for_host: false,
             reuses_prefix: true,
+            root,
             provisional: true,
             item: sequence.item.draft(id, limits.vocabulary),
         });

@@ -22,13 +22,16 @@
 //!     assert_eq!(1 + 1, 2);
 //! }
 //! ```
+//!
+//! [`faulty_device`] has a device whose calls can be made to fail, to panic or to wait.
 
 mod compiler;
+pub mod faulty_device;
 mod lookup;
 mod requirement;
 mod trial;
 
 pub use compiler::{c_compiler, compile_c_library, cpp_compiler};
-pub use lookup::{browser, model, python};
+pub use lookup::{browser, encoders, model, python};
 pub use requirement::{Missing, REQUIRE, Requirement, TestResult};
 pub use trial::{IntoTestResult, run, trial};

@@ -30,6 +30,20 @@ fn model_file(path: &Path) -> PathBuf {
     file
 }
 
+/// The folder of real encoders: `DSRUN_TEST_ENCODERS` names it.
+///
+/// # Panics
+///
+/// If the variable is set and leads to no folder.
+pub fn encoders() -> Result<PathBuf, Missing> {
+    let Some(path) = variable("DSRUN_TEST_ENCODERS") else {
+        return Err(Requirement::Encoders.missing("DSRUN_TEST_ENCODERS is not set"));
+    };
+    let folder = PathBuf::from(path);
+    assert!(folder.is_dir(), "DSRUN_TEST_ENCODERS leads to {}, which is not a folder", folder.display());
+    Ok(folder)
+}
+
 /// A Python interpreter with the package `openai`: the one that `DSRUN_TEST_PYTHON` names.
 ///
 /// # Panics

@@ -23,12 +23,14 @@ pub enum Requirement {
     Browser,
     /// A Python interpreter with the official client of OpenAI's API.
     Python,
+    /// Real encoders.
+    Encoders,
 }
 
 impl Requirement {
     /// All requirements, in the order in which messages list them.
-    pub const ALL: [Self; 6] =
-        [Self::Gpu, Self::Adapter, Self::Model, Self::Nvrtc, Self::Browser, Self::Python];
+    pub const ALL: [Self; 7] =
+        [Self::Gpu, Self::Adapter, Self::Model, Self::Nvrtc, Self::Browser, Self::Python, Self::Encoders];
 
     /// The word that `DSRUN_REQUIRE` has for it.
     pub fn name(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Requirement {
             Self::Nvrtc => "nvrtc",
             Self::Browser => "browser",
             Self::Python => "python",
+            Self::Encoders => "encoders",
         }
     }
 
@@ -58,6 +61,9 @@ impl Requirement {
             Self::Browser => "install chromium, or set DSRUN_TEST_BROWSER to a browser of its family",
             Self::Python => {
                 "set DSRUN_TEST_PYTHON to a Python where `pip install 'openai>=3,<4'` has been run"
+            }
+            Self::Encoders => {
+                "set DSRUN_TEST_ENCODERS to the folder that engine/tests/data/real_encoders.py has made"
             }
         }
     }
@@ -137,7 +143,7 @@ mod tests {
     #[rstest]
     #[case("", &[])]
     #[case("gpu", &[Requirement::Gpu])]
-    #[case("adapter,model,nvrtc,browser,python", &Requirement::ALL[1..])]
+    #[case("adapter,model,nvrtc,browser,python,encoders", &Requirement::ALL[1..])]
     #[case(" python , model,", &[Requirement::Python, Requirement::Model])]
     fn a_list_is_read(#[case] list: &str, #[case] expected: &[Requirement]) {
         assert_eq!(parse(list).unwrap(), expected);
