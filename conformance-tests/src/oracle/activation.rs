@@ -32,6 +32,7 @@ pub fn apply(function: Nonlinearity, x: f64) -> f64 {
             x / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
         }
         Nonlinearity::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
+        Nonlinearity::Tanh => x.tanh(),
     }
 }
 
@@ -83,6 +84,8 @@ mod tests {
     #[case(Nonlinearity::GeluErf, -1.0, -0.158_655_253_931_457_1)]
     #[case(Nonlinearity::GeluTanh, 1.0, 0.841_191_990_608_276_6)]
     #[case(Nonlinearity::QuickGelu, 1.0, 0.845_795_765_742_6)] // 1 / (1 + exp(-1.702))
+    #[case(Nonlinearity::Tanh, 1.0, 0.761_594_155_955_764_9)] // (e^2 - 1) / (e^2 + 1)
+    #[case(Nonlinearity::Tanh, -40.0, -1.0)]
     fn functions_at_known_points(#[case] function: Nonlinearity, #[case] x: f64, #[case] expected: f64) {
         assert!((apply(function, x) - expected).abs() < 1e-9, "{}", apply(function, x));
     }

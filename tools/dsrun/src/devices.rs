@@ -174,6 +174,26 @@ pub(crate) fn open_replicas(
     replicas: usize,
     terminal: &Terminal,
 ) -> Result<Vec<Devices>> {
+    open_engines(arguments, replicas, None, terminal)
+}
+
+/// Opens the devices of one of several engines anew.
+pub(crate) fn open_replica(
+    arguments: &DevicesArguments,
+    replicas: usize,
+    index: usize,
+    terminal: &Terminal,
+) -> Result<Devices> {
+    open_engines(arguments, replicas, Some(index), terminal)?.pop().context("there is no device")
+}
+
+/// Opens the devices of several engines, or of `only` one of them.
+fn open_engines(
+    arguments: &DevicesArguments,
+    replicas: usize,
+    only: Option<usize>,
+    terminal: &Terminal,
+) -> Result<Vec<Devices>> {
     let launch = launch(arguments)?;
     if let (Some(launch), 2..) = (&launch, replicas) {
         bail!(
@@ -181,14 +201,15 @@ pub(crate) fn open_replicas(
              one process with --launcher none"
         );
     }
-    let (groups, engines) = open_groups(arguments, replicas, launch.as_ref(), terminal)?;
-    let ranks: usize = groups.iter().map(Vec::len).sum();
+    let (groups, engines) = open_groups(arguments, replicas, only, launch.as_ref(), terminal)?;
+    // All engines have as many.
+    let ranks = groups.first().map_or(0, Vec::len);
     let join = |launch: &Launch| {
         terminal.note(&format!("waiting for the other processes: this is {launch}"));
         Processes::join(launch)
     };
     let processes = launch.as_ref().map(join).transpose()?;
-    if ranks == 1 && processes.is_none() && arguments.shard.is_some() {
+    if ranks * replicas == 1 && processes.is_none() && arguments.shard.is_some() {
         bail!(
             "--shard decides how weights are split, but the model runs on one device\nhint: add --tp COUNT, or leave \
              --shard out"
@@ -196,10 +217,10 @@ pub(crate) fn open_replicas(
     }
     let pipeline = arguments.pipeline();
     pipeline.check().map_err(|error| anyhow::anyhow!("--stages {}", error.message()))?;
-    if !ranks.is_multiple_of(pipeline.count() * replicas) && processes.is_none() {
+    if !ranks.is_multiple_of(pipeline.count()) && processes.is_none() {
         bail!(
             "{} cannot be divided into {} stages\nhint: name a multiple of the stages with --devices, or choose fewer stages",
-            count(ranks / replicas),
+            count(ranks),
             pipeline.count()
         );
     }
@@ -214,10 +235,11 @@ pub(crate) fn open_replicas(
     Ok(groups.into_iter().map(devices).collect())
 }
 
-/// Opens the devices of each engine in this process. Returns also how many engines share a device at most.
+/// Opens the devices of each engine in this process, or of `only` one of them. Returns also how many engines share a device at most.
 fn open_groups(
     arguments: &DevicesArguments,
     replicas: usize,
+    only: Option<usize>,
     launch: Option<&Launch>,
     terminal: &Terminal,
 ) -> Result<(Vec<Ranks>, usize)> {
@@ -263,7 +285,9 @@ fn open_groups(
         };
         group.iter().map(open_rank).collect()
     };
-    let opened = groups.into_iter().map(open_group).collect::<Result<_>>()?;
+    let first = only.unwrap_or(0);
+    let opened = groups.into_iter().skip(first).take(only.map_or(replicas, |_| 1)).map(open_group);
+    let opened = opened.collect::<Result<_>>()?;
     Ok((opened, engines))
 }
 

@@ -13,8 +13,9 @@
 //! | `chat`, `completions` | the two kinds of completion: how a request is read and an answer written |
 //! | `messages`, `responses`, `response_store` | the APIs of Anthropic and OpenAI's Responses, and the conversations that it stores |
 //! | `embeddings` | `/v1/embeddings` |
+//! | `rerank` | `/v1/rerank`, `/v1/score` |
 //! | `prompts`, `text`, `events` | text to tokens, tokens to text, text to server-sent events |
-//! | `replicas` | several engines with the same model |
+//! | `replicas`, `supervisor` | several engines with the same model; what rebuilds those that fail |
 //! | `forms`, `grammar`, `tools`, `reasoning` | the form of an answer, structured output, tool calls, reasoning |
 //! | `metrics`, `openapi`, `page` | `/metrics`, `/openapi.json`, the web page |
 
@@ -42,18 +43,21 @@ mod page;
 mod prompts;
 mod reasoning;
 mod replicas;
+mod rerank;
 mod response_store;
 mod responses;
 mod routes;
 mod server;
 mod settings;
+mod supervisor;
 mod text;
 mod tools;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use app::{App, Loaded};
+pub(crate) use app::Loaded;
 pub(crate) use replicas::Replicas;
 pub(crate) use server::{Server, app};
 pub(crate) use settings::ServeSettings;
+pub(crate) use supervisor::Supervisor;

@@ -139,6 +139,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
         launch_ahead: !arguments.no_launch_ahead,
         split_prompts: !arguments.prompts_first,
         graphs: !arguments.no_graphs,
+        batch_invariant: arguments.batch_invariant,
         quantize: arguments.quantize.clone(),
         weights_in: arguments.weights_in.into(),
         resident_layers: arguments.resident_layers,

@@ -23,6 +23,7 @@ test_main![
     the_backend_in_c_generates,
     the_backend_in_c_generates_from_the_real_model,
     wgpu_generates_the_tokens_of_the_reference,
+    ranks_on_one_adapter_generate_the_tokens_of_one_rank,
     bench_abi_measures_every_available_interface,
     kernels_are_built_for_an_absent_device,
 ];
@@ -238,6 +239,22 @@ fn wgpu_generates_the_tokens_of_the_reference() -> TestResult {
     }
     let expected = try_tokens(&model, 16, &["--backend", candle.to_str().unwrap()]);
     assert_eq!(found.unwrap(), expected.unwrap());
+    Ok(())
+}
+
+fn ranks_on_one_adapter_generate_the_tokens_of_one_rank() -> TestResult {
+    let (model, wgpu) = (model()?, built("wgpu")?);
+    let generated = |more: &[&str]| {
+        let arguments = [["--backend", wgpu.to_str().unwrap()].as_slice(), more].concat();
+        try_tokens(&model, 8, &arguments)
+    };
+    let one = generated(&[]);
+    if one.as_ref().is_err_and(|errors| errors.contains("no adapter of Vulkan")) {
+        return Err(Requirement::Adapter
+            .missing("wgpu finds no adapter")
+            .with_detail(one.unwrap_err().trim()));
+    }
+    assert_eq!(generated(&["--tp", "2", "--share-device"]).unwrap(), one.unwrap());
     Ok(())
 }
 

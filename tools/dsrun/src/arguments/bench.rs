@@ -133,15 +133,20 @@ pub(crate) struct BenchServe {
     /// The API key of the server.
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
-    /// Tokens of prompts: 512, uniform:100-900 or normal:2600/780 (mean and deviation).
-    #[arg(long, default_value = "512", value_name = "LENGTHS")]
-    pub(crate) prompt: Lengths,
-    /// The most tokens of answers, in the same form.
-    #[arg(long = "gen", default_value = "128", value_name = "LENGTHS")]
-    pub(crate) generate: Lengths,
-    /// Requests of each load.
-    #[arg(long, default_value_t = 128, value_name = "COUNT", value_parser = positive)]
-    pub(crate) requests: usize,
+    /// Tokens of prompts: 512, uniform:100-900 or normal:2600/780 (mean and deviation). If neither this nor --gen is given, 512 and
+    /// 128, or less on a server that is too slow for several such requests within a load.
+    #[arg(long, value_name = "LENGTHS")]
+    pub(crate) prompt: Option<Lengths>,
+    /// The most tokens of answers, in the same form; 128 if not given.
+    #[arg(long = "gen", value_name = "LENGTHS")]
+    pub(crate) generate: Option<Lengths>,
+    /// Requests of each load; as many as end within --seconds if not given.
+    #[arg(long, value_name = "COUNT", value_parser = positive)]
+    pub(crate) requests: Option<usize>,
+    /// Seconds of each load, if --requests is not given. Every client asks at least once.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(conflicts_with = "requests")]
+    pub(crate) seconds: u64,
     /// Open loop: requests per second that arrive at random, however many are running; several rates are measured in turn.
     #[arg(long, value_delimiter = ',', value_name = "RATES")]
     pub(crate) rate: Vec<f64>,

@@ -214,6 +214,9 @@ pub(crate) struct EngineArguments {
     /// Launch every call separately instead of capturing steps as graphs, for comparison.
     #[arg(long)]
     pub(crate) no_graphs: bool,
+    /// Refuse a device that does not guarantee that an answer is the same to the bit, whatever else runs.
+    #[arg(long)]
+    pub(crate) batch_invariant: bool,
     /// Quantise weights when they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
     /// `int4g64z_f16`, or a TOML file with a policy for each weight.
     #[arg(long, value_name = "POLICY", value_parser = policy)]

@@ -8,8 +8,8 @@ use crate::{
         SpeculationArguments, Weights, mesh, policy, shard_policy,
     },
     commands::print,
-    devices::{Devices, launch, open_replicas},
-    serve::{App, Loaded, Replicas, ServeSettings, Server, app},
+    devices::{Devices, launch, open_replica, open_replicas},
+    serve::{Loaded, Replicas, ServeSettings, Server, Supervisor, app},
     session::{
         engine_options,
         fit::{self, Given},
@@ -20,15 +20,12 @@ use crate::{
 use anyhow::{Context, Result, anyhow, bail};
 use dsrun_engine::{
     EngineOptions,
-    service::{Service, ServiceError, ServiceOptions},
+    service::{Service, ServiceOptions},
 };
 use dsrun_models::chat::ChatTemplate;
 use signals::Signals;
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc};
 use tokio::{runtime::Runtime, sync::oneshot};
-
-/// The time limit for an idle engine to stop.
-const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The exit code after a second SIGTERM or Ctrl-C.
 const INTERRUPTED: i32 = 130;
@@ -36,7 +33,10 @@ const INTERRUPTED: i32 = 130;
 pub(crate) fn run(command: &Serve, terminal: &Terminal) -> Result<()> {
     let settings = ServeSettings::load(command.config.as_deref(), &command.settings)?;
     let runtime = Runtime::new().context("cannot start the threads of the server")?;
-    runtime.block_on(serve(settings, *terminal))
+    let served = runtime.block_on(serve(settings, *terminal));
+    // An engine that is being rebuilt is not waited for.
+    runtime.shutdown_background();
+    served
 }
 
 async fn serve(settings: ServeSettings, terminal: Terminal) -> Result<()> {
@@ -57,17 +57,18 @@ async fn serve(settings: ServeSettings, terminal: Terminal) -> Result<()> {
         // An error means that the sender is gone: then, too, the server ends.
         let _ = stopped.await;
     }));
-    let loading = tokio::task::spawn_blocking(move || load(&settings, model, &terminal));
-    let (services, loaded) = tokio::select! {
+    let loading = tokio::task::spawn_blocking(move || load(&settings, model, terminal));
+    let (supervisor, loaded) = tokio::select! {
         loaded = loading => loaded.context("loading the model failed")??,
         () = signals.received() => quit(),
     };
     app.set_loaded(loaded);
+    let loaded = app.loaded().context("the model is not loaded")?;
     print(&format!("ready at {url}"))?;
 
     tokio::select! {
         () = signals.received() => {}
-        error = ended(&app) => return Err(error.into()),
+        error = supervisor.clone().run(loaded) => return Err(error.into()),
     }
     terminal.note("finishing the running requests; a second signal aborts them");
     let _ = stop.send(());
@@ -75,9 +76,7 @@ async fn serve(settings: ServeSettings, terminal: Terminal) -> Result<()> {
         finished = serving => finished.context("the server failed")?,
         () = signals.received() => quit(),
     };
-    for service in services {
-        service.stop(STOP_TIMEOUT)?;
-    }
+    supervisor.stop()?;
     if !finished {
         bail!("requests were aborted: they ran longer than --drain-timeout");
     }
@@ -91,7 +90,7 @@ async fn follow(
     terminal: Terminal,
     mut signals: Signals,
 ) -> Result<()> {
-    let following = tokio::task::spawn_blocking(move || load(&settings, model, &terminal));
+    let following = tokio::task::spawn_blocking(move || load(&settings, model, terminal));
     tokio::select! {
         followed = following => followed.context("following the leading process failed")?.map(drop),
         // The first is for the leading process, which finishes the running requests.
@@ -107,29 +106,22 @@ fn served_name(model: &str) -> String {
     name.unwrap_or(model).trim_end_matches(".gguf").to_owned()
 }
 
-/// Waits until an engine ends by itself, and returns the reason.
-async fn ended(app: &App) -> ServiceError {
-    match app.engine() {
-        Some(engine) => engine.ended().await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Loads the model and starts the engines.
-fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<(Vec<Service>, Loaded)> {
+fn load(settings: &ServeSettings, model: String, terminal: Terminal) -> Result<(Arc<Supervisor>, Loaded)> {
     let dtype = settings.dtype.unwrap_or(Dtype::Keep);
     let replicas = usize::from(settings.replicas.unwrap_or(1));
     // The devices come first, so that a missing backend does not cost a download.
-    let devices = open_replicas(&devices(settings)?, replicas, terminal)?;
+    let arguments = devices(settings)?;
+    let devices = open_replicas(&arguments, replicas, &terminal)?;
     let first = devices.first().context("there is no device")?;
     let named = ModelArguments {
         model,
         weights: settings.weights.unwrap_or(Weights::File),
         offline: settings.offline.unwrap_or(false),
     };
-    let model = Arc::new(open_model(&named, dtype, terminal)?);
+    let model = Arc::new(open_model(&named, dtype, &terminal)?);
     let speculation = SpeculationArguments { speculate: settings.speculate, draft: settings.draft.clone() };
-    let draft = open_draft(&speculation, &named, dtype, first, terminal)?;
+    let draft = open_draft(&speculation, &named, dtype, first, &terminal)?;
     let template = settings.chat_template.as_deref().map(|path| read_template(path, &model)).transpose()?;
     let engine = EngineArguments {
         dtype,
@@ -140,6 +132,7 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
         no_launch_ahead: settings.no_launch_ahead.unwrap_or(false),
         prompts_first: settings.prompts_first.unwrap_or(false),
         no_graphs: settings.no_graphs.unwrap_or(false),
+        batch_invariant: settings.batch_invariant.unwrap_or(false),
         quantize: settings
             .quantize
             .as_deref()
@@ -161,6 +154,7 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     let (tune_step, step_tokens) = settings.step(chosen.requests);
     let options = EngineOptions {
         context: chosen.context,
+        rope_context: chosen.rope_context,
         max_requests: chosen.requests,
         kv_tokens: chosen.kv_tokens,
         tune_step,
@@ -169,20 +163,23 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     };
     let service = ServiceOptions { queue: settings.queue() };
     let warm = !settings.no_warm_up.unwrap_or(false);
-    let start = |devices: &Devices| {
-        let note = chosen.note.as_deref();
-        let plan = fit::plan_chosen(&model, draft.as_ref(), devices, &options, note, terminal)?;
+    let (shared, note) = (model.clone(), chosen.note);
+    let start = move |devices: &Devices| {
+        let plan = fit::plan_chosen(&shared, draft.as_ref(), devices, &options, note.as_deref(), &terminal)?;
         let engine = if warm {
-            load_warm(plan, &model, devices, terminal)?
+            load_warm(plan, &shared, devices, &terminal)?
         } else {
-            load_plan(plan, &model, devices, terminal)?
+            load_plan(plan, &shared, devices, &terminal)?
         };
         Ok(Service::start(engine, &service)?)
     };
-    let services = devices.iter().map(start).collect::<Result<Vec<_>>>()?;
+    let services = devices.iter().map(&start).collect::<Result<Vec<_>>>()?;
+    // The device of a failed engine may be lost, so it is opened anew.
+    let rebuild = move |index| start(&open_replica(&arguments, replicas, index, &terminal)?);
+    let supervisor = Supervisor::new(services, Box::new(rebuild));
     let replicas =
-        Replicas::new(services.iter().map(Service::handle).collect()).context("there is no engine")?;
-    Ok((services, Loaded::new(model, replicas, template)))
+        Replicas::new(supervisor.handles(), settings.step_timeout()).context("there is no engine")?;
+    Ok((supervisor, Loaded::new(model, replicas, template)))
 }
 
 /// The settings of the devices, as the other commands have them.
@@ -230,4 +227,26 @@ fn read_template(path: &Path, model: &dsrun_models::model::Model) -> Result<Chat
 #[expect(clippy::exit, reason = "the user asks a second time, and running requests are not waited for")]
 fn quit() -> ! {
     std::process::exit(INTERRUPTED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_several_engines_is_opened_anew_with_its_own_devices() {
+        let settings = ServeSettings {
+            backend: Some("cpu".to_owned()),
+            threads: Some(2),
+            tp: Some(2),
+            ..ServeSettings::default()
+        };
+        let (arguments, terminal) = (devices(&settings).expect("they are valid"), Terminal::new(true));
+        let all = open_replicas(&arguments, 2, &terminal).expect("they are opened");
+        let again = open_replica(&arguments, 2, 1, &terminal).expect("it is opened");
+        assert_eq!((all.len(), again.ranks().len()), (2, 2));
+        assert_eq!(again.engines(), all[1].engines());
+        let properties = |devices: &Devices| devices.first().properties().clone();
+        assert_eq!(properties(&again), properties(&all[1]));
+    }
 }

@@ -15,6 +15,9 @@ use std::{
 };
 use subtle::ConstantTimeEq;
 
+/// The path of the metrics, which may have keys of their own.
+pub(super) const METRICS: &str = "/metrics";
+
 /// The most clients whose rate is kept at a time. Beyond it, the clients that have been idle longest are forgotten.
 const MAX_CLIENTS: usize = 65_536;
 
@@ -40,26 +43,75 @@ impl ClientId {
 
 /// The API keys of a server.
 pub(crate) struct ApiKeys {
-    /// Hashes of the keys: comparing these takes equally long for every wrong key, whatever its length.
-    hashes: Vec<[u8; 32]>,
+    keys: Vec<Key>,
+}
+
+struct Key {
+    /// The hash of the key: comparing hashes takes equally long for every wrong key, whatever its length.
+    hash: [u8; 32],
+    rights: Rights,
+}
+
+/// What the holder of a key may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Rights {
+    /// Send requests of a priority above 0.
+    priority: bool,
+    /// Read the metrics, and nothing else.
+    metrics: bool,
+}
+
+impl Key {
+    /// Reads a key, and the rights that follow it after blanks.
+    fn parse(text: &str) -> Result<Self> {
+        let mut words = text.split_whitespace();
+        let key = words.next().unwrap_or_default();
+        let mut rights = Rights::default();
+        for word in words {
+            // The key itself is not shown.
+            match word {
+                "priority" => rights.priority = true,
+                "metrics" => rights.metrics = true,
+                word => {
+                    bail!("an API key is followed by `{word}`, but the rights are `priority` and `metrics`")
+                }
+            }
+        }
+        if rights.priority && rights.metrics {
+            bail!(
+                "an API key has the rights `priority` and `metrics`, but one with `metrics` reads the metrics only"
+            );
+        }
+        Ok(Self { hash: Sha256::digest(key.as_bytes()).into(), rights })
+    }
 }
 
 impl fmt::Debug for ApiKeys {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "ApiKeys({})", self.hashes.len())
+        write!(formatter, "ApiKeys({})", self.keys.len())
     }
 }
 
 impl ApiKeys {
-    /// These keys; without keys, access is open.
-    pub(crate) fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Self {
-        Self { hashes: keys.into_iter().map(|key| Sha256::digest(key.as_bytes()).into()).collect() }
-    }
-
-    /// The given keys, those of a file, one per line, and those of a list separated by commas. Empty lines and lines that start with `#` are skipped.
+    /// These keys, each with its rights; without keys, access is open.
     ///
     /// # Errors
-    /// If the file cannot be read, or a source of keys has no key.
+    /// If a right does not exist, or all keys are for the metrics only.
+    pub(crate) fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Result<Self> {
+        let keys = keys.into_iter().map(Key::parse).collect::<Result<Vec<_>>>()?;
+        if !keys.is_empty() && keys.iter().all(|key| key.rights.metrics) {
+            bail!(
+                "all API keys have the right `metrics`, so nobody could send requests: add a key without it"
+            );
+        }
+        Ok(Self { keys })
+    }
+
+    /// The given keys, those of a file, one per line, and those of a list separated by commas. Empty lines and lines that start with
+    /// `#` are skipped.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or a source of keys has no key; as [`Self::new`].
     pub(crate) fn load(file: Option<&Path>, list: Option<&str>, given: &[String]) -> Result<Self> {
         let mut keys = given.to_vec();
         if keys.iter().any(|key| key.trim().is_empty()) {
@@ -80,12 +132,42 @@ impl ApiKeys {
                 "the API key file and DSRUN_API_KEYS have no keys: add one, or leave both out for open access"
             );
         }
-        Ok(Self::new(keys.iter().map(String::as_str)))
+        Self::new(keys.iter().map(String::as_str))
     }
 
     /// Whether access is open.
     pub(crate) fn is_empty(&self) -> bool {
-        self.hashes.is_empty()
+        self.keys.is_empty()
+    }
+
+    /// The rights of a client; without keys, everyone has the right to set priorities.
+    fn rights(&self, client: ClientId) -> Rights {
+        match client {
+            ClientId::Key(index) => self.keys.get(index).map_or_else(Rights::default, |key| key.rights),
+            ClientId::Address(_) => Rights { priority: true, metrics: false },
+        }
+    }
+
+    /// Checks that a client may send requests of a priority.
+    ///
+    /// # Errors
+    /// If the priority is above 0, and the client's key does not have the right to it.
+    pub(crate) fn check_priority(&self, client: ClientId, priority: i32) -> Result<(), ApiError> {
+        if priority > 0 && !self.rights(client).priority { Err(ApiError::no_priority()) } else { Ok(()) }
+    }
+
+    /// Checks that a client may use a path.
+    ///
+    /// # Errors
+    /// If its key is for the metrics and this is another path, or if these have keys of their own and this is another key.
+    pub(crate) fn check_path(&self, client: ClientId, path: &str) -> Result<(), ApiError> {
+        match (self.rights(client).metrics, path == METRICS) {
+            (true, false) => Err(ApiError::not_allowed("this API key may read /metrics and nothing else")),
+            (false, true) if self.keys.iter().any(|key| key.rights.metrics) => {
+                Err(ApiError::not_allowed("/metrics is only for API keys with the right `metrics`"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Identifies the client of a request.
@@ -93,7 +175,7 @@ impl ApiKeys {
     /// # Errors
     /// If there are keys, and the request has none of them.
     pub(crate) fn identify(&self, headers: &HeaderMap, address: IpAddr) -> Result<ClientId, ApiError> {
-        if self.hashes.is_empty() {
+        if self.keys.is_empty() {
             return Ok(ClientId::at(address));
         }
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
@@ -103,8 +185,8 @@ impl ApiKeys {
         let mut found = None;
         for given in [bearer, own].into_iter().flatten() {
             let given: [u8; 32] = Sha256::digest(given).into();
-            for (index, hash) in self.hashes.iter().enumerate() {
-                if bool::from(hash.ct_eq(&given)) {
+            for (index, key) in self.keys.iter().enumerate() {
+                if bool::from(key.hash.ct_eq(&given)) {
                     found = Some(ClientId::Key(index));
                 }
             }
@@ -199,13 +281,13 @@ mod tests {
     #[case("Basic first", None)]
     #[case("Bearer", None)]
     fn only_known_keys_are_accepted(#[case] header: &str, #[case] key: Option<usize>) {
-        let keys = ApiKeys::new(["first", "second"]);
+        let keys = ApiKeys::new(["first", "second"]).expect("keys");
         assert_eq!(keys.identify(&shown(header), HERE).ok(), key.map(ClientId::Key));
     }
 
     #[test]
     fn without_keys_clients_are_identified_by_address() {
-        let keys = ApiKeys::new([]);
+        let keys = ApiKeys::new([]).expect("no keys");
         assert_eq!(keys.identify(&HeaderMap::new(), HERE), Ok(ClientId::Address(HERE)));
     }
 
@@ -230,12 +312,21 @@ mod tests {
         std::fs::write(&path, "# ours\n\n one \ntwo\n").expect("it is written");
         let keys =
             ApiKeys::load(Some(&path), Some("three, four"), &["five".to_owned()]).expect("there are keys");
-        assert_eq!(keys.hashes.len(), 5);
+        assert_eq!(keys.keys.len(), 5);
         assert!(keys.identify(&shown("Bearer five"), HERE).is_ok());
         assert!(keys.identify(&shown("Bearer one"), HERE).is_ok());
         std::fs::write(&path, "# none\n").expect("it is written");
         assert!(ApiKeys::load(Some(&path), None, &[]).is_err());
         assert!(ApiKeys::load(None, Some(""), &[]).is_err());
+    }
+
+    #[rstest]
+    #[case(&["a speed"], "`speed`")]
+    #[case(&["a", "b priority metrics"], "reads the metrics only")]
+    #[case(&["a metrics"], "add a key without it")]
+    fn rights_that_make_no_sense_are_refused(#[case] keys: &[&str], #[case] reason: &str) {
+        let error = ApiKeys::new(keys.iter().copied()).expect_err("it is refused").to_string();
+        assert!(error.contains(reason), "{error}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod rerank;
 pub(crate) mod responses;
 pub(crate) mod tokens;
 
@@ -184,6 +185,7 @@ pub(crate) struct Generation {
     pub(crate) ignore_eos: bool,
     pub(crate) min_tokens: usize,
     pub(crate) priority: i32,
+    pub(crate) cache_salt: Option<String>,
     pub(crate) response_format: Option<ResponseFormat>,
     pub(crate) stop_token_ids: Vec<u32>,
 }
@@ -244,9 +246,12 @@ macro_rules! generation_request {
             /// The fewest tokens before an end token is chosen.
             #[serde(default)]
             pub(crate) min_tokens: Option<usize>,
-            /// Requests of higher priority run before those of lower priority.
+            /// Requests of higher priority run before those of lower priority. Above 0 only for API keys that may set it.
             #[serde(default)]
             pub(crate) priority: Option<i32>,
+            /// A text, secret for best effect: cached prompts are shared only with requests of the same salt.
+            #[serde(default)]
+            pub(crate) cache_salt: Option<String>,
             /// The format of the answer.
             #[serde(default)]
             pub(crate) response_format: Option<super::ResponseFormat>,
@@ -350,6 +355,7 @@ macro_rules! generation_request {
                     ignore_eos: self.ignore_eos.unwrap_or(false),
                     min_tokens: self.min_tokens.unwrap_or(0),
                     priority: self.priority.unwrap_or(0),
+                    cache_salt: self.cache_salt.clone(),
                     response_format,
                     stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
                 })

@@ -1,17 +1,18 @@
 //! The state that all requests share.
 
 use super::{
-    access::{ApiKeys, RateLimit},
+    access::{ApiKeys, ClientId, RateLimit},
     access_log::AccessLog,
     error::ApiError,
     grammar::Grammars,
     intake::{Intake, Turn, Work},
     metrics::Metrics,
     origins::Origins,
-    replicas::Replicas,
+    replicas::{EngineHealth, Replicas},
     response_store::ResponseStore,
     tools::ToolFormat,
 };
+use axum::http::Request;
 use dsrun_engine::{SamplingOptions, service::ServiceError};
 use dsrun_models::{chat::ChatTemplate, model::Model, tokenizer::Tokenizer};
 use sha2::{Digest, Sha256};
@@ -112,10 +113,28 @@ impl App {
         self.loaded.get().map(|loaded| &loaded.engine)
     }
 
+    /// The model with its engines, once it is loaded.
+    pub(crate) fn loaded(&self) -> Option<Arc<Loaded>> {
+        self.loaded.get().cloned()
+    }
+
+    /// The state of the engines, if the server answers requests in time.
+    ///
+    /// # Errors
+    /// As [`Self::ready`], and if a step of every engine takes too long.
+    pub(crate) fn health(&self) -> Result<Vec<EngineHealth>, ApiError> {
+        let health = self.ready()?.engine.health();
+        if health.iter().any(|engine| engine.serving) {
+            return Ok(health);
+        }
+        let age = health.iter().filter_map(|engine| engine.step_age).min().unwrap_or_default();
+        Err(ApiError::not_ready(&format!("no engine has completed a step for {} s", age.as_secs())))
+    }
+
     /// The loaded model.
     ///
     /// # Errors
-    /// While the model is being loaded, when the server is about to end, and if the engine has stopped.
+    /// While the model is being loaded, when the server is about to end, and if all engines have stopped.
     pub(crate) fn ready(&self) -> Result<Arc<Loaded>, ApiError> {
         if self.draining.load(Ordering::SeqCst) {
             return Err(ApiError::not_ready("the server is about to end"));
@@ -126,6 +145,14 @@ impl App {
         } else {
             Err(ApiError::not_ready("the engine has stopped"))
         }
+    }
+
+    /// The client of a request, which the check of API keys has identified.
+    ///
+    /// # Errors
+    /// If the keys were not checked, which is a defect.
+    pub(crate) fn client<T>(&self, request: &Request<T>) -> Result<ClientId, ApiError> {
+        request.extensions().get().copied().ok_or_else(ApiError::internal)
     }
 
     /// Checks that a request asks for the model that is served.
@@ -141,6 +168,7 @@ impl App {
                 ApiError::not_ready("the server is about to end")
             }
             ServiceError::Request(error) => ApiError::from_engine(error),
+            ServiceError::NotBegun { .. } => ApiError::not_ready("the engine has failed"),
             error => {
                 tracing::error!(%error, "a request failed");
                 ApiError::internal()

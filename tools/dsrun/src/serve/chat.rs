@@ -6,7 +6,7 @@ mod requested_tools;
 
 use super::{
     api::{
-        Finish, Usage,
+        Finish, ResponseFormat, Usage,
         chat::{
             AnswerMessage, CallType, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs,
             ChatRequest, ChatTokenLogprob, Delta, FunctionCall, FunctionDelta, Role, ToolCall, ToolCallDelta,
@@ -17,13 +17,14 @@ use super::{
     error::ApiError,
     events,
     generation::{Job, MAX_TOP, Piece},
-    grammar::Grammar,
+    grammar::{self, Grammar},
     intake::Work,
     reasoning::{Marks, ReasoningSplitter},
     text::Token,
-    tools::{Part, ToolParser},
+    tools::{Part, ToolFormat, ToolParser},
 };
 use axum::{body::Body, extract::State, http::Request, response::Response};
+use dsrun_models::tokenizer::Tokenizer;
 pub(crate) use prompt::{Encoded, encode};
 use requested_tools::RequestedTools;
 use std::sync::Arc;
@@ -100,6 +101,7 @@ impl Reader {
                 for part in parts {
                     match part {
                         Part::Text(text) => content.text.push_str(&text),
+                        Part::Reasoning(text) => content.reasoning.push_str(&text),
                         Part::Begins { name } => {
                             let begins = Some((events::id("call"), name));
                             let (index, arguments) = (self.calls, String::new());
@@ -146,9 +148,11 @@ impl Completion for Chat {
         generation.check()?;
         let (max_tokens, logprobs) = (max_tokens(request)?, logprobs(request)?);
         let tools = RequestedTools::of(request, loaded)?;
+        let tool_format = loaded.tool_format()?;
+        let channels = tool_format.filter(|format| format.has_channels());
         let grammar = match (&generation.response_format, &tools) {
             (format, Some(tools)) => tools.grammar(format.as_ref(), loaded)?,
-            (Some(format), None) => Grammar::of(format, loaded)?,
+            (Some(format), None) => grammar_of(format, channels, loaded)?,
             (None, None) => None,
         };
         if request.modalities.as_ref().is_some_and(|kinds| kinds.iter().any(|kind| kind != "text")) {
@@ -166,14 +170,26 @@ impl Completion for Chat {
         let Encoded { tokens: prompt, reasons } =
             encode(&request.messages, tools.as_ref(), variables, loaded, work)?;
         // An answer that a grammar restricts from its start on does not reason.
-        let marks = Marks::of(loaded.template()?).filter(|_| reasons || grammar.is_none());
+        let marks =
+            Marks::of(loaded.template()?).filter(|_| channels.is_none() && (reasons || grammar.is_none()));
+        let parser = || match (&tools, channels) {
+            (Some(tools), _) => Some(tools.parser()),
+            (None, Some(format)) => Some(ToolParser::new(format, Vec::new(), 0)),
+            (None, None) => None,
+        };
         let reader = || Reader {
             splitter: marks.map(|marks| ReasoningSplitter::new(marks, reasons)),
-            parser: tools.as_ref().map(RequestedTools::parser),
+            parser: parser(),
             ..Reader::default()
         };
         let readers = (0..generation.n).map(|_| reader()).collect();
-        Ok((Job { prompts: vec![prompt], generation, max_tokens, logprobs, grammar }, Self { readers }))
+        // Control tokens that a reader needs are part of the text.
+        let written = marks.iter().flat_map(|marks| [marks.open, marks.close]);
+        let format = if tools.is_some() { tool_format } else { channels };
+        let written = written.chain(format.map(ToolFormat::marks).unwrap_or_default());
+        let shown = shown_tokens(loaded.tokenizer()?, written);
+        let job = Job { prompts: vec![prompt], generation, max_tokens, logprobs, grammar, shown };
+        Ok((job, Self { readers }))
     }
 
     fn choice(&self, index: usize) -> ChatChoice {
@@ -260,6 +276,29 @@ impl Completion for Chat {
     fn closing(&mut self, header: &Header, usage: Usage, include_usage: bool) -> Vec<ChatChunk> {
         include_usage.then(|| chunk(header, Vec::new(), Some(usage))).into_iter().collect()
     }
+}
+
+/// The grammar of a form without tools. On channels, it is the answer that follows the form.
+fn grammar_of(
+    form: &ResponseFormat,
+    channels: Option<ToolFormat>,
+    loaded: &Loaded,
+) -> Result<Option<Grammar>, ApiError> {
+    let Some(format) = channels else { return Grammar::of(form, loaded) };
+    let Some(rule) = grammar::rule(form)? else { return Ok(None) };
+    match format.form(&rule, loaded.tokenizer()?) {
+        Some(grammar) => Grammar::lark(grammar, loaded, "response_format").map(Some),
+        None => Grammar::of(form, loaded),
+    }
+}
+
+/// The control tokens among the marks, with their texts.
+fn shown_tokens(tokenizer: &Tokenizer, marks: impl Iterator<Item = &'static str>) -> Arc<[(u32, String)]> {
+    let token = |mark: &str| {
+        let id = tokenizer.token_to_id(mark).filter(|id| tokenizer.is_special(*id))?;
+        Some((id, mark.to_owned()))
+    };
+    marks.filter_map(token).collect()
 }
 
 /// The most tokens of an answer, by either of its names.

@@ -94,7 +94,10 @@ impl Completion for TextCompletion {
             echoes,
             begun: Vec::new(),
         };
-        Ok((Job { prompts, generation, max_tokens, logprobs: request.logprobs, grammar }, completion))
+        Ok((
+            Job { prompts, generation, max_tokens, logprobs: request.logprobs, grammar, shown: [].into() },
+            completion,
+        ))
     }
 
     fn choice(&self, index: usize) -> CompletionChoice {

@@ -4,7 +4,7 @@ use super::{
     api::embeddings::{
         Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage, EncodingFormat, Pooling, Vector,
     },
-    app::App,
+    app::{App, Loaded},
     body::read_json,
     error::ApiError,
     intake::Work,
@@ -13,27 +13,68 @@ use super::{
 };
 use axum::{Json, body::Body, extract::State, http::Request};
 use base64::{Engine, prelude::BASE64_STANDARD};
+use dsrun_models::sentence_transformers::TextPooling;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::{sync::Arc, time::Instant};
 use tokio::time::timeout_at;
 
 /// The most texts of a request. OpenAI's number.
-const MAX_INPUTS: usize = 2048;
+pub(super) const MAX_INPUTS: usize = 2048;
 /// The most texts of a request that wait or run at a time, so that a large request does not fill the queue.
 const SIDE_BY_SIDE: usize = 32;
+
+/// The pooling that the files of the model ask for; the mean if they do not say.
+pub(super) fn own_pooling(loaded: &Loaded) -> dsrun_engine::Pooling {
+    match loaded.model.embedding().map(|own| own.pooling) {
+        None | Some(TextPooling::Mean) => dsrun_engine::Pooling::Mean,
+        Some(TextPooling::First) => dsrun_engine::Pooling::First,
+        Some(TextPooling::Last) => dsrun_engine::Pooling::Last,
+    }
+}
+
+/// Computes the vectors or scores of texts.
+///
+/// # Errors
+/// If one of the texts is not possible, the queue is full, or the answer takes too long.
+pub(super) async fn compute(
+    app: &App,
+    loaded: &Loaded,
+    inputs: Vec<dsrun_engine::EmbeddingRequest>,
+    started: Instant,
+) -> Result<Vec<Vec<f32>>, ApiError> {
+    // What is wrong with one text is found before any of them is processed, and they are admitted together.
+    let limits = loaded.engine.limits();
+    for input in &inputs {
+        limits.check_embedding(input).map_err(|error| ApiError::from_engine(&error))?;
+    }
+    let admission = loaded.engine.admit().map_err(|error| app.refused(&error))?;
+    // Dropped before its end if the client disconnects; the pending embeddings are then cancelled.
+    let mut answer = OpenAnswer::new(app.metrics.clone());
+    let vector = |request| admission.embed(&loaded.engine, request);
+    let vectors = stream::iter(inputs.into_iter().map(vector)).buffered(SIDE_BY_SIDE).try_collect::<Vec<_>>();
+    let limit = app.answer_timeout;
+    let vectors = timeout_at((started + limit).into(), vectors).await;
+    answer.end();
+    let vectors = vectors.map_err(|_| ApiError::too_slow(limit))?.map_err(|error| app.refused(&error))?;
+    app.metrics.embeddings.add(vectors.len() as u64);
+    app.metrics.answer.record(started.elapsed());
+    Ok(vectors)
+}
 
 pub(crate) async fn embeddings(
     State(app): State<Arc<App>>,
     request: Request<Body>,
 ) -> Result<Json<EmbeddingList>, ApiError> {
     let loaded = app.ready()?;
+    let client = app.client(&request)?;
     let (request, turn): (EmbeddingRequest, _) = read_json(request, &app.intake).await?;
     app.check_model(&request.model)?;
     let started = Instant::now();
     if app.strict_fields && request.user.is_some() {
         return Err(ApiError::field("user", "has no effect here, which --strict-fields refuses"));
     }
-    let EmbeddingRequest { input, encoding_format, pooling, priority, .. } = request;
+    let EmbeddingRequest { input, encoding_format, pooling, normalize, priority, .. } = request;
+    app.keys.check_priority(client, priority.unwrap_or(0))?;
     let tokenizer = loaded.clone();
     // Texts to embed are data: control tokens in them are plain text.
     let prepare = move |work: &Work| encode(&input, &tokenizer, "input", false, MAX_INPUTS, work);
@@ -47,33 +88,24 @@ pub(crate) async fn embeddings(
     if let Some(empty) = inputs.iter().position(Vec::is_empty) {
         return Err(ApiError::field(format!("input[{empty}]"), "is empty: there is nothing to embed"));
     }
-    let pooling = match pooling.unwrap_or_default() {
-        Pooling::Mean => dsrun_engine::Pooling::Mean,
-        Pooling::Last => dsrun_engine::Pooling::Last,
+    let pooling = match pooling {
+        None => own_pooling(&loaded),
+        Some(Pooling::Mean) => dsrun_engine::Pooling::Mean,
+        Some(Pooling::Last) => dsrun_engine::Pooling::Last,
+        Some(Pooling::Cls) => dsrun_engine::Pooling::First,
     };
+    // Models whose files do not say get vectors of length 1.
+    let normalizes = normalize.unwrap_or_else(|| loaded.model.embedding().is_none_or(|own| own.normalize));
     let prompt_tokens = inputs.iter().map(Vec::len).sum();
-    let request =
-        |tokens| dsrun_engine::EmbeddingRequest { tokens, pooling, priority: priority.unwrap_or(0) };
-    // What is wrong with one text is found before any of them is processed, and they are admitted together.
-    let inputs: Vec<_> = inputs.into_iter().map(request).collect();
-    let limits = loaded.engine.limits();
-    for input in &inputs {
-        limits.check_embedding(input).map_err(|error| ApiError::from_engine(&error))?;
-    }
-    let admission = loaded.engine.admit().map_err(|error| app.refused(&error))?;
-    // Dropped before its end if the client disconnects; the pending embeddings are then cancelled.
-    let mut answer = OpenAnswer::new(app.metrics.clone());
-    let vector = |request| {
-        let pending = admission.embed(&loaded.engine, request);
-        async move { pending?.await }
+    let request = |tokens| dsrun_engine::EmbeddingRequest {
+        tokens,
+        pooling,
+        keep_length: !normalizes,
+        second: None,
+        priority: priority.unwrap_or(0),
     };
-    let vectors = stream::iter(inputs.into_iter().map(vector)).buffered(SIDE_BY_SIDE).try_collect::<Vec<_>>();
-    let limit = app.answer_timeout;
-    let vectors = timeout_at((started + limit).into(), vectors).await;
-    answer.end();
-    let vectors = vectors.map_err(|_| ApiError::too_slow(limit))?.map_err(|error| app.refused(&error))?;
-    app.metrics.embeddings.add(vectors.len() as u64);
-    app.metrics.answer.record(started.elapsed());
+    let inputs = inputs.into_iter().map(request).collect();
+    let vectors = compute(&app, &loaded, inputs, started).await?;
     let written = |(index, vector): (usize, Vec<f32>)| {
         let embedding = match encoding_format.unwrap_or_default() {
             EncodingFormat::Float => Vector::Numbers(vector),

@@ -2,6 +2,7 @@
 //! how its answers are written.
 
 use super::{
+    access::ClientId,
     api::Usage,
     app::{App, Loaded},
     body::read_json,
@@ -102,14 +103,16 @@ where
     C::Request: DeserializeOwned,
 {
     let loaded = app.ready()?;
+    let client = app.client(&request)?;
     let (request, turn): (C::Request, _) = read_json(request, &app.intake).await?;
-    respond::<C>(app, loaded, request, turn).await
+    respond::<C>(app, loaded, client, request, turn).await
 }
 
 /// Responds to a request that was read.
 pub(super) async fn respond<C: Completion>(
     app: Arc<App>,
     loaded: Arc<Loaded>,
+    client: ClientId,
     request: C::Request,
     turn: Turn,
 ) -> Result<Response, ApiError> {
@@ -123,6 +126,7 @@ pub(super) async fn respond<C: Completion>(
     }
     let for_job = loaded.clone();
     let (job, completion) = app.prepare(turn, move |work| C::prepare(&request, &for_job, work)).await?;
+    app.keys.check_priority(client, job.generation.priority)?;
     let header = Header {
         id: events::id(C::ID_PREFIX),
         created: events::now(),

@@ -43,6 +43,7 @@ impl ApiError {
     fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
         let r#type = match status {
             StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
             StatusCode::NOT_FOUND => "not_found_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_server_error() => "server_error",
@@ -144,6 +145,18 @@ impl ApiError {
             Some("invalid_api_key"),
             "the API key is missing or wrong: send the header authorization: Bearer KEY",
         )
+    }
+
+    /// The API key may not do what the request asks for.
+    pub(crate) fn not_allowed(message: &str) -> Self {
+        Self::new(StatusCode::FORBIDDEN, Some("permission_denied"), message)
+    }
+
+    /// The priority is above what the API key allows.
+    pub(crate) fn no_priority() -> Self {
+        let mut error = Self::not_allowed("priority: above 0 is only for API keys with the right `priority`");
+        error.detail.param = Some("priority".to_owned());
+        error
     }
 
     /// The client exceeds its rate limit.

@@ -6,9 +6,10 @@ use super::{
     error::ApiError,
     grammar::Grammar,
     metrics::OpenAnswer,
+    replicas::MovingStream,
     text::{AnswerText, Token},
 };
-use dsrun_engine::{EngineError, FinishReason, Request, SamplingOptions, service::TokenStream};
+use dsrun_engine::{EngineError, FinishReason, Request, SamplingOptions};
 use dsrun_models::stop::StopMatcher;
 use futures_util::{
     StreamExt,
@@ -23,6 +24,8 @@ pub(crate) const MAX_CHOICES: usize = 128;
 const MAX_STOPS: usize = 16;
 /// The most tokens that end an answer.
 const MAX_STOP_TOKENS: usize = 128;
+/// The most bytes of a salt of cached prefixes.
+const MAX_SALT_BYTES: usize = 1024;
 /// The most bytes of a stop string.
 const MAX_STOP_BYTES: usize = 1024;
 /// The most top tokens that are reported with each token.
@@ -38,6 +41,8 @@ pub(crate) struct Job {
     /// The number of top tokens to report with each token and its probability; `None` to report no tokens.
     pub(crate) logprobs: Option<usize>,
     pub(crate) grammar: Option<Grammar>,
+    /// Control tokens that are part of the text, with their texts.
+    pub(crate) shown: Arc<[(u32, String)]>,
 }
 
 impl Generation {
@@ -54,6 +59,12 @@ impl Generation {
         }
         if self.stop.len() > MAX_STOPS {
             return Err(ApiError::field("stop", format!("at most {MAX_STOPS} texts")));
+        }
+        if let Some(salt) = &self.cache_salt
+            && !(1..=MAX_SALT_BYTES).contains(&salt.len())
+        {
+            let message = format!("has {} bytes, but must have from 1 to {MAX_SALT_BYTES}", salt.len());
+            return Err(ApiError::field("cache_salt", message));
         }
         if self.stop.iter().any(String::is_empty) {
             return Err(ApiError::field("stop", "a stop text must not be empty"));
@@ -147,6 +158,7 @@ impl Job {
                 logit_bias: logit_bias.clone(),
                 top_log_probabilities: self.logprobs.unwrap_or(0),
                 priority: generation.priority,
+                cache_salt: generation.cache_salt.clone(),
                 constraint: self.grammar.as_ref().map(Grammar::constraint),
             })
         };
@@ -174,7 +186,7 @@ impl Job {
         let mut choices = Vec::new();
         for (index, request) in requests.into_iter().enumerate() {
             let tokens = loaded.engine.submit(request).map_err(|error| app.refused(&error))?;
-            let text = AnswerText::new(tokenizer, stops.clone(), self.logprobs.is_some());
+            let text = AnswerText::new(tokenizer, stops.clone(), self.shown.clone(), self.logprobs.is_some());
             choices.push(Choice { index, tokens, text, ends: ends.clone(), last: None, ended: false });
         }
         let answer = OpenAnswer::new(app.metrics.clone());
@@ -203,7 +215,7 @@ impl Job {
 /// One answer while it is generated.
 struct Choice {
     index: usize,
-    tokens: TokenStream,
+    tokens: MovingStream,
     text: AnswerText,
     /// Tokens that end an answer and are no part of it.
     ends: Arc<[u32]>,
@@ -235,7 +247,7 @@ impl Choice {
         if self.ended {
             return None;
         }
-        let event = match self.tokens.next().await? {
+        let event = match self.tokens.next(app.engine()?).await? {
             Ok(event) => event,
             Err(error) => {
                 self.ended = true;
@@ -330,6 +342,7 @@ impl ApiError {
             EngineError::Option { .. }
             | EngineError::EmptyPrompt
             | EngineError::NoSuchToken { .. }
+            | EngineError::Missing { .. }
             | EngineError::Constraint(_) => Self::malformed(error.to_string()),
             EngineError::PromptTooLong { .. } => {
                 Self::malformed(error.to_string()).code("context_length_exceeded")

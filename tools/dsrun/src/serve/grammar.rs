@@ -197,4 +197,8 @@ impl Constraint for GrammarConstraint {
         }
         self.matcher.consume_token(token).map_err(|error| failed(&error.to_string()))
     }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(Self { matcher: self.matcher.deep_clone() })
+    }
 }

@@ -142,6 +142,7 @@ impl Metrics {
         }
         if let Some(engine) = engine {
             page.engine(&engine.statistics());
+            page.replicas(engine);
         }
         page.text
     }
@@ -213,6 +214,23 @@ impl Page {
         }
         self.line(&format!("{name}_sum"), label, sum.as_secs_f64());
         self.line(&format!("{name}_count"), label, total);
+    }
+
+    fn replicas(&mut self, replicas: &Replicas) {
+        let health = replicas.health();
+        let serving = health.iter().filter(|engine| engine.serving).count();
+        let age = health.iter().filter_map(|engine| engine.step_age).max().unwrap_or_default();
+        self.single("dsrun_engines", "gauge", "Engines.", health.len());
+        self.single("dsrun_engines_serving", "gauge", "Engines that get requests.", serving);
+        self.single(
+            "dsrun_step_age_seconds",
+            "gauge",
+            "Age of the oldest step in progress.",
+            age.as_secs_f64(),
+        );
+        self.single("dsrun_engine_failures_total", "counter", "Failures of engines.", replicas.failures());
+        let help = "Requests that moved from an engine that failed before it began them.";
+        self.single("dsrun_moved_requests_total", "counter", help, replicas.moved());
     }
 
     fn engine(&mut self, engine: &Statistics) {

@@ -56,7 +56,7 @@ pub(crate) async fn responses(
         before.clone_from(&stored.conversation);
     }
     let request = Continued { request, before, store: app.responses.clone(), client };
-    respond::<Responses>(app, loaded, request, turn).await
+    respond::<Responses>(app, loaded, client, request, turn).await
 }
 
 /// Returns a stored response.

@@ -1,6 +1,7 @@
 //! Paths with their handlers, and the layers around every request.
 
 use super::{
+    access::METRICS,
     access_log,
     api::{
         models::{ModelCard, ModelList},
@@ -17,6 +18,8 @@ use super::{
     messages::{count_tokens, messages},
     openapi::openapi,
     origins, page,
+    replicas::EngineHealth,
+    rerank::{rerank, score},
     responses::{forget, responses, stored},
 };
 use axum::{
@@ -44,11 +47,13 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/responses", post(responses))
         .route("/v1/responses/{id}", get(stored).delete(forget))
         .route("/v1/embeddings", post(embeddings))
+        .route("/v1/rerank", post(rerank))
+        .route("/v1/score", post(score))
         .route("/v1/models", get(models))
         .route("/v1/models/{*name}", get(model))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
-        .route("/metrics", get(metrics))
+        .route(METRICS, get(metrics))
         .route_layer(from_fn_with_state(app.clone(), guard));
     let mut open = Router::new()
         .route("/health/live", get(live))
@@ -94,6 +99,7 @@ async fn guard(
     next: Next,
 ) -> Result<Response, ApiError> {
     let client = app.keys.identify(request.headers(), peer.ip())?;
+    app.keys.check_path(client, request.uri().path())?;
     // The page and monitoring read often, which costs little: only work is limited.
     if let Some(rate) = app.rate.as_ref().filter(|_| request.method() == Method::POST) {
         rate.count(client, Instant::now())?;
@@ -115,8 +121,9 @@ async fn live() -> Json<serde_json::Value> {
 }
 
 async fn ready(State(app): State<Arc<App>>) -> Result<Json<serde_json::Value>, ApiError> {
-    app.ready()?;
-    Ok(Json(json!({"status": "ready"})))
+    let engine = |health: &EngineHealth| json!({"serving": health.serving, "step_seconds": health.step_age.unwrap_or_default().as_secs_f64()});
+    let engines: Vec<_> = app.health()?.iter().map(engine).collect();
+    Ok(Json(json!({"status": "ready", "engines": engines})))
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {

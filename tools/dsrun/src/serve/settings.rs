@@ -144,6 +144,10 @@ pub(crate) struct ServeSettings {
     /// A draft model: a second, much smaller model with the same tokenizer that proposes tokens (--speculate draft).
     #[arg(help_heading = ENGINE, long, value_name = "MODEL")]
     pub(crate) draft: Option<String>,
+    /// Refuse a device that does not guarantee that an answer is the same to the bit, whatever else the server does.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(help_heading = ENGINE)]
+    pub(crate) batch_invariant: Option<bool>,
     /// The number of engines, each with the whole model, on consecutive devices; 1 if not given. With --tp each takes as many
     /// devices as it has ranks.
     #[arg(help_heading = ENGINE, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -171,7 +175,9 @@ pub(crate) struct ServeSettings {
     /// The port; 8000 if not given, any free one if 0.
     #[arg(help_heading = ADDRESS, long, short, value_name = "PORT")]
     pub(crate) port: Option<u16>,
-    /// A file with API keys, one per line. DSRUN_API_KEYS may have more, separated by commas. Without keys, access is open.
+    /// A file with API keys, one per line, each followed by its rights, if it has any: `priority` (may set a priority above 0) or
+    /// `metrics` (reads /metrics, which other keys then do not). DSRUN_API_KEYS may have more, separated by commas. Without keys,
+    /// access is open.
     #[arg(help_heading = ADDRESS, long, value_name = "PATH")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// An API key; may be given several times. Other users of this machine can see it, so that a file is safer.
@@ -230,6 +236,10 @@ pub(crate) struct ServeSettings {
     /// Seconds from a request to the end of its answer; 600 if not given.
     #[arg(help_heading = LIMITS, long, value_name = "SECONDS", value_parser = timeout())]
     pub(crate) request_timeout: Option<u64>,
+    /// Seconds that a step of an engine may take. Beyond it the engine gets no requests while another one serves, and if none does, the
+    /// server is not ready; 60 if not given.
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS", value_parser = timeout())]
+    pub(crate) step_timeout: Option<u64>,
     /// Seconds that answers may continue after the server was asked to end (SIGTERM, Ctrl-C); 60 if not given.
     #[arg(help_heading = LIMITS, long, value_name = "SECONDS", value_parser = timeout())]
     pub(crate) drain_timeout: Option<u64>,
@@ -270,6 +280,7 @@ impl ServeSettings {
             ("body-timeout", self.body_timeout),
             ("write-timeout", self.write_timeout),
             ("request-timeout", self.request_timeout),
+            ("step-timeout", self.step_timeout),
             ("drain-timeout", self.drain_timeout),
         ];
         let counts = counts.map(|(key, value, most)| (key, value, 1, most));
@@ -337,6 +348,10 @@ impl ServeSettings {
 
     pub(crate) fn request_timeout(&self) -> Duration {
         seconds(self.request_timeout, 600)
+    }
+
+    pub(crate) fn step_timeout(&self) -> Duration {
+        seconds(self.step_timeout, 60)
     }
 
     pub(crate) fn drain_timeout(&self) -> Duration {

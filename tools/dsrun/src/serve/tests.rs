@@ -3,11 +3,14 @@
 mod access;
 mod answers;
 mod async_openai;
+mod encoder;
 mod fields;
 mod hostile;
 mod lifecycle;
 mod messages;
 mod model;
+mod replicas;
+mod rerank;
 mod responses;
 mod structured;
 mod support;

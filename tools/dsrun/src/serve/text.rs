@@ -3,7 +3,7 @@
 use super::api::TokenLogprob;
 use dsrun_engine::{FinishReason, TextStream, TokenEvent};
 use dsrun_models::{stop::StopMatcher, tokenizer::Tokenizer};
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 /// The logarithm that is reported for a token that cannot be chosen; that of OpenAI and vLLM.
 const LEAST_LOGPROB: f32 = -9999.0;
@@ -47,10 +47,16 @@ pub(crate) struct AnswerText {
 }
 
 impl AnswerText {
-    /// The text of an answer that ends before each of the stop strings. `keep_tokens` asks for its tokens.
-    pub(crate) fn new(tokenizer: Option<&Tokenizer>, stops: StopMatcher, keep_tokens: bool) -> Self {
+    /// The text of an answer that ends before each of the stop strings. The control tokens in `shown` are part of it, with these texts;
+    /// `keep_tokens` asks for its tokens.
+    pub(crate) fn new(
+        tokenizer: Option<&Tokenizer>,
+        stops: StopMatcher,
+        shown: Arc<[(u32, String)]>,
+        keep_tokens: bool,
+    ) -> Self {
         Self {
-            stream: TextStream::with_stops(tokenizer, stops),
+            stream: TextStream::with_stops(tokenizer, stops).showing(shown),
             tokenizer: tokenizer.cloned(),
             keep_tokens,
             held: VecDeque::new(),

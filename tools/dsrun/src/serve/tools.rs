@@ -1,19 +1,20 @@
 //! Tool calls: the formats that models write them in, and a parser that finds them in an answer.
 
+mod call_grammar;
+mod harmony;
 mod json_call;
+mod json_calls;
 mod marked_call;
+mod named_calls;
+mod pythonic;
 
 use super::api::chat::Function;
-use dsrun_models::chat::ChatTemplate;
-use json_call::{Head, ObjectEnd, head};
+use dsrun_models::{chat::ChatTemplate, tokenizer::Tokenizer};
+use harmony::HarmonyParser;
+use json_calls::{JsonCallParser, JsonCalls, OPEN};
+use named_calls::{DEEPSEEK, MISTRAL, NamedCallParser};
+use pythonic::PythonicParser;
 use serde_json::{Map, Value};
-
-/// The beginning of a call in the Hermes format.
-const OPEN: &str = "<tool_call>";
-/// The end of a call in the Hermes format.
-const CLOSE: &str = "</tool_call>";
-/// What stands between calls in the other formats, and around them.
-const SEPARATORS: [char; 8] = [' ', '\n', '\r', '\t', ';', ',', '[', ']'];
 
 /// The format of a model's tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,17 @@ pub(crate) enum ToolFormat {
     Json,
     /// The whole answer is a list `[{"name": .., "arguments": {..}}]` (Mistral, Phi-4-mini).
     List,
+    /// `[TOOL_CALLS]name[ARGS]{..}`, several in an answer, after text (Mistral since 2025).
+    Mistral,
+    /// `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{..}<｜tool▁call▁end｜>` (DeepSeek-V3.1).
+    DeepSeek {
+        /// Whether the arguments are in a fenced block, and the name behind the word `function` (DeepSeek-V3 and R1).
+        fenced: bool,
+    },
+    /// The whole answer is `[name(key=value)]` (Llama 4, Llama 3.2, Gemma 3).
+    Pythonic,
+    /// Messages on channels, also for reasoning and answers (gpt-oss).
+    Harmony,
 }
 
 /// What an answer may be besides calls.
@@ -43,6 +55,8 @@ pub(crate) enum Otherwise {
 pub(crate) enum Part {
     /// Text for the reader.
     Text(String),
+    /// Reasoning, in the formats that have it.
+    Reasoning(String),
     /// A tool call begins.
     Begins {
         /// The name of the function.
@@ -55,10 +69,18 @@ pub(crate) enum Part {
 impl ToolFormat {
     /// The format of a model, by its chat template; `None` if the template does not support tools.
     pub(crate) fn of(template: &ChatTemplate) -> Option<Self> {
-        if !template.mentions("tools") {
+        if template.mentions("<|channel|>") && template.mentions("<|message|>") {
+            Some(Self::Harmony)
+        } else if !template.mentions("tools") {
             None
+        } else if template.mentions(DEEPSEEK.open) {
+            Some(Self::DeepSeek { fenced: template.mentions("```json") })
+        } else if template.mentions("func_name1(") {
+            Some(Self::Pythonic)
         } else if template.mentions(OPEN) {
             Some(Self::Hermes)
+        } else if template.mentions(MISTRAL.open) && template.mentions(MISTRAL.separator) {
+            Some(Self::Mistral)
         } else if template.mentions("[TOOL_CALLS]") || template.mentions("<|tool_call|>") {
             Some(Self::List)
         } else if template.mentions("\"parameters\"") {
@@ -68,132 +90,106 @@ impl ToolFormat {
         }
     }
 
-    /// A Lark grammar of answers that call one of the functions, or several of them, or are something else.
-    pub(crate) fn grammar(self, functions: &[&Function], several: bool, otherwise: &Otherwise) -> String {
-        let calls = match (self, several) {
-            (Self::Hermes, true) => "call (\"\\n\" call)*",
-            (Self::Json, true) => "call (\"; \" call)*",
-            (Self::Hermes | Self::Json, false) => "call",
-            (Self::List, true) => "\"[\" call (\", \" call)* \"]\"",
-            (Self::List, false) => "\"[\" call \"]\"",
-        };
-        let within_text = self == Self::Hermes && *otherwise == Otherwise::Text;
-        let mut grammar = match (self, otherwise) {
-            (_, Otherwise::Nothing) => format!("start: {calls}\n"),
-            (_, Otherwise::Form(rule)) => format!("start: {calls} | form\nform: {rule}\n"),
-            // From the mark on that begins a call, only a call may follow.
-            (Self::Hermes, Otherwise::Text) => format!(
-                "start: (opening call)* TEXT?\nopening[suffix=\"{OPEN}\"]: /(?s:.*)/\n\
-                 TEXT: /(?s:.+)/ & ~/(?s:.*){OPEN}(?s:.*)/\n"
-            ),
-            (Self::Json, Otherwise::Text) => format!("start: {calls} | TEXT\nTEXT: /[^\\{{](?s:.*)/\n"),
-            (Self::List, Otherwise::Text) => format!("start: {calls} | TEXT\nTEXT: /[^\\[](?s:.*)/\n"),
-        };
-        let calls: Vec<String> = (0..functions.len()).map(|index| format!("call{index}")).collect();
-        grammar.push_str(&format!("call: {}\n", calls.join(" | ")));
-        for (call, function) in calls.iter().zip(functions) {
-            let name = Value::from(function.name.as_str());
-            let (before, after) = match self {
-                Self::Hermes if within_text => {
-                    (format!("\n{{\"name\": {name}, \"arguments\": "), format!("}}\n{CLOSE}"))
-                }
-                Self::Hermes => {
-                    (format!("{OPEN}\n{{\"name\": {name}, \"arguments\": "), format!("}}\n{CLOSE}"))
-                }
-                Self::Json => (format!("{{\"name\": {name}, \"parameters\": "), "}".to_owned()),
-                Self::List => (format!("{{\"name\": {name}, \"arguments\": "), "}".to_owned()),
-            };
-            // Each function has a rule of its own, because references in a schema start at its root.
-            let schema = arguments_schema(function);
-            grammar.push_str(&format!(
-                "{call}: {} arguments_{call} {}\narguments_{call}: %json {schema}\n",
-                Value::from(before),
-                Value::from(after)
-            ));
+    /// Whether answers have reasoning, calls and text on channels.
+    pub(crate) fn has_channels(self) -> bool {
+        self == Self::Harmony
+    }
+
+    /// The marks that a parser of the format reads.
+    pub(crate) fn marks(self) -> Vec<&'static str> {
+        match self {
+            Self::Mistral => MISTRAL.all().collect(),
+            Self::DeepSeek { .. } => DEEPSEEK.all().collect(),
+            Self::Harmony => harmony::MARKS.into(),
+            Self::Hermes | Self::Json | Self::List | Self::Pythonic => Vec::new(),
         }
-        grammar
+    }
+
+    /// A Lark grammar of answers that call one of the functions, or several of them, or are something else.
+    pub(crate) fn grammar(
+        self,
+        functions: &[&Function],
+        several: bool,
+        otherwise: &Otherwise,
+        tokenizer: &Tokenizer,
+    ) -> String {
+        call_grammar::grammar(self, functions, several, otherwise, &|mark| as_lark(mark, tokenizer))
+    }
+
+    /// A Lark grammar of answers without calls that follow the right-hand side of a rule; `None` if the rule is all of it.
+    pub(crate) fn form(self, rule: &str, tokenizer: &Tokenizer) -> Option<String> {
+        self.has_channels().then(|| call_grammar::form(rule, &|mark| as_lark(mark, tokenizer)))
     }
 }
 
-/// The schema of a function's arguments: an object, empty if the function has no parameters.
-fn arguments_schema(function: &Function) -> Value {
-    let empty = || serde_json::json!({"type": "object", "properties": {}, "additionalProperties": false});
-    match &function.parameters {
-        Some(Value::Object(schema)) if !schema.is_empty() => {
-            let mut schema = schema.clone();
-            schema.entry("type").or_insert_with(|| "object".into());
-            Value::Object(schema)
-        }
-        _ => empty(),
+/// A mark as Lark writes it: as a control token if it is one, else as a text.
+fn as_lark(mark: &str, tokenizer: &Tokenizer) -> String {
+    match tokenizer.token_to_id(mark).filter(|id| tokenizer.is_special(*id)) {
+        Some(id) => format!("<[{id}]>"),
+        None => Value::from(mark).to_string(),
     }
 }
 
 /// Finds tool calls in a text that arrives in pieces.
 #[derive(Debug)]
 pub(crate) struct ToolParser {
-    format: ToolFormat,
-    functions: Vec<Function>,
+    form: Form,
     /// Calls that are still returned; later ones are dropped.
     left: usize,
     /// Whether the arguments that come belong to a call that is dropped.
     drops: bool,
-    /// Text that may be a call, or the beginning of one.
-    held: String,
-    state: State,
-    /// Calls so far.
-    calls: usize,
 }
 
+/// The parser of a format.
 #[derive(Debug)]
-enum State {
-    /// Only blanks so far.
-    Start,
-    /// Text for the reader.
-    Outside,
-    /// Where a call begins.
-    Head,
-    /// In the arguments of a call.
-    Arguments(ObjectEnd),
-    /// After the arguments of a call, before what closes it.
-    Tail,
-    /// In what may be a call with its fields in another order, which is read as a whole.
-    Whole,
-    /// After a call, where blanks are dropped.
-    AfterCall,
+enum Form {
+    Json(JsonCallParser),
+    Named(NamedCallParser),
+    Pythonic(PythonicParser),
+    Harmony(HarmonyParser),
 }
 
 impl ToolParser {
     /// A parser of answers that may call these functions, at most `limit` times.
     pub(crate) fn new(format: ToolFormat, functions: Vec<Function>, limit: usize) -> Self {
-        Self {
-            format,
-            functions,
-            left: limit,
-            drops: false,
-            held: String::new(),
-            state: State::Start,
-            calls: 0,
-        }
+        let names = || functions.iter().map(|function| function.name.clone()).collect();
+        let form = match format {
+            ToolFormat::Hermes => Form::Json(JsonCallParser::new(JsonCalls::Hermes, functions)),
+            ToolFormat::Json => Form::Json(JsonCallParser::new(JsonCalls::Json, functions)),
+            ToolFormat::List => Form::Json(JsonCallParser::new(JsonCalls::List, functions)),
+            ToolFormat::Mistral => Form::Named(NamedCallParser::new(&MISTRAL)),
+            ToolFormat::DeepSeek { .. } => Form::Named(NamedCallParser::new(&DEEPSEEK)),
+            ToolFormat::Pythonic => Form::Pythonic(PythonicParser::new(names())),
+            ToolFormat::Harmony => Form::Harmony(HarmonyParser::default()),
+        };
+        Self { form, left: limit, drops: false }
     }
 
     /// Adds the next piece of text.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Part> {
-        self.held.push_str(text);
-        let mut parts = Vec::new();
-        // Each step takes text from what is held, or changes the state; the last one waits for more.
-        while self.step(&mut parts) {}
+        let parts = match &mut self.form {
+            Form::Json(parser) => parser.push(text),
+            Form::Named(parser) => parser.push(text),
+            Form::Pythonic(parser) => parser.push(text),
+            Form::Harmony(parser) => parser.push(text),
+        };
         self.limited(parts)
     }
 
     /// Returns the rest at the end of the text.
     pub(crate) fn finish(&mut self) -> Vec<Part> {
-        let parts = self.rest();
+        let parts = match &mut self.form {
+            Form::Json(parser) => parser.finish(),
+            Form::Named(parser) => parser.finish(),
+            Form::Pythonic(parser) => parser.finish(),
+            Form::Harmony(parser) => parser.finish(),
+        };
         self.limited(parts)
     }
 
     fn limited(&mut self, mut parts: Vec<Part>) -> Vec<Part> {
         parts.retain(|part| match part {
-            Part::Text(_) => true,
+            Part::Text(_) | Part::Reasoning(_) => true,
             Part::Arguments(_) => !self.drops,
             Part::Begins { .. } => {
                 self.drops = self.left == 0;
@@ -203,190 +199,12 @@ impl ToolParser {
         });
         parts
     }
-
-    fn rest(&mut self) -> Vec<Part> {
-        let held = std::mem::take(&mut self.held);
-        let hermes = self.format == ToolFormat::Hermes;
-        let calls = match self.state {
-            State::Arguments(_) | State::Tail => Some(Vec::new()),
-            State::Head | State::Whole if hermes => self.parse(&held),
-            // What closes the list.
-            State::Head if self.calls > 0 && held.trim_matches(SEPARATORS).is_empty() => Some(Vec::new()),
-            State::Head | State::Whole => self.all_calls(&held),
-            State::AfterCall if held.trim().is_empty() => Some(Vec::new()),
-            _ => None,
-        };
-        let text = || match self.state {
-            State::Head | State::Whole if hermes => format!("{OPEN}{held}"),
-            _ => held.clone(),
-        };
-        calls.unwrap_or_else(|| {
-            Some(text()).filter(|text| !text.is_empty()).map(Part::Text).into_iter().collect()
-        })
-    }
-
-    /// Reads on, and returns whether there is more to read.
-    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
-        match &mut self.state {
-            State::Start | State::AfterCall => self.start(),
-            State::Outside => self.outside(parts),
-            State::Head => self.head(parts),
-            State::Arguments(end) => {
-                let found = end.find(&self.held);
-                let arguments: String = self.held.drain(..found.unwrap_or(self.held.len())).collect();
-                if !arguments.is_empty() {
-                    parts.push(Part::Arguments(arguments));
-                }
-                if found.is_some() {
-                    self.state = State::Tail;
-                }
-                found.is_some()
-            }
-            State::Tail => self.tail(),
-            State::Whole => self.whole(parts),
-        }
-    }
-
-    /// Finds out whether a call begins after blanks.
-    fn start(&mut self) -> bool {
-        let blanks = self.held.len() - self.held.trim_start().len();
-        let rest = &self.held[blanks..];
-        let first = match self.format {
-            ToolFormat::Hermes => OPEN,
-            ToolFormat::Json => "{",
-            ToolFormat::List => "[",
-        };
-        if rest.len() < first.len() && first.starts_with(rest) {
-            return false;
-        }
-        let begins = rest.starts_with(first);
-        // Blanks before a call are dropped; before text they are part of it.
-        if begins && self.format == ToolFormat::Hermes {
-            self.held.drain(..blanks);
-        }
-        self.state = if begins && self.format != ToolFormat::Hermes { State::Head } else { State::Outside };
-        true
-    }
-
-    /// Takes text for the reader, up to what may begin a call.
-    fn outside(&mut self, parts: &mut Vec<Part>) -> bool {
-        let (end, open) = match (self.format, self.held.find(OPEN)) {
-            (ToolFormat::Hermes, Some(end)) => (end, true),
-            (ToolFormat::Hermes, None) => (self.held.len() - overlap(&self.held, OPEN), false),
-            // Calls are the whole answer.
-            _ => (self.held.len(), false),
-        };
-        let text: String = self.held.drain(..end).collect();
-        if !text.is_empty() {
-            parts.push(Part::Text(text));
-        }
-        if open {
-            self.held.drain(..OPEN.len());
-            self.state = State::Head;
-        }
-        open
-    }
-
-    /// Reads the beginning of a call.
-    fn head(&mut self, parts: &mut Vec<Part>) -> bool {
-        let separators = match self.format {
-            ToolFormat::Hermes => 0,
-            _ => self.held.len() - self.held.trim_start_matches(SEPARATORS).len(),
-        };
-        match head(&self.held[separators..]) {
-            Head::Partial => false,
-            Head::Call { name, arguments } if self.is_known(&name) => {
-                self.held.drain(..separators + arguments);
-                parts.push(Part::Begins { name });
-                self.calls += 1;
-                self.state = State::Arguments(ObjectEnd::default());
-                true
-            }
-            // After calls, other text is for the reader.
-            _ if self.calls > 0 && self.format != ToolFormat::Hermes => {
-                self.state = State::Outside;
-                true
-            }
-            _ => {
-                self.state = State::Whole;
-                true
-            }
-        }
-    }
-
-    /// Whether a call of this function is one. In the format with marks any is, and the client says that there is no such tool.
-    fn is_known(&self, name: &str) -> bool {
-        self.format == ToolFormat::Hermes || self.functions.iter().any(|known| known.name == name)
-    }
-
-    /// Skips what closes a call.
-    fn tail(&mut self) -> bool {
-        if self.format == ToolFormat::Hermes {
-            let Some(end) = self.held.find(CLOSE) else {
-                let kept = overlap(&self.held, CLOSE);
-                self.held.drain(..self.held.len() - kept);
-                return false;
-            };
-            self.held.drain(..end + CLOSE.len());
-            self.state = State::AfterCall;
-            return true;
-        }
-        let blanks = self.held.len() - self.held.trim_start().len();
-        let closes = self.held[blanks..].starts_with('}');
-        if self.held.len() > blanks {
-            self.held.drain(..blanks + usize::from(closes));
-            self.state = State::Head;
-        }
-        self.held.len() > blanks
-    }
-
-    /// Reads a call as a whole, once it is there.
-    fn whole(&mut self, parts: &mut Vec<Part>) -> bool {
-        // In the other formats the whole answer is calls, or none of it.
-        let Some(end) = self.held.find(CLOSE).filter(|_| self.format == ToolFormat::Hermes) else {
-            return false;
-        };
-        let text = &self.held[..end];
-        // Anything else between the tags is text.
-        parts.extend(self.parse(text).unwrap_or_else(|| vec![Part::Text(format!("{OPEN}{text}{CLOSE}"))]));
-        self.held.drain(..end + CLOSE.len());
-        self.state = State::AfterCall;
-        true
-    }
-
-    /// A call that is there as a whole: as JSON, or with its arguments between marks.
-    fn parse(&self, text: &str) -> Option<Vec<Part>> {
-        let json = || as_call(serde_json::from_str(text.trim()).ok()?);
-        let (name, arguments) = json().or_else(|| marked_call::parse(text, &self.functions))?;
-        Some(vec![Part::Begins { name }, Part::Arguments(arguments)])
-    }
-
-    /// The calls of a text, if it consists of calls of known functions only.
-    fn all_calls(&self, text: &str) -> Option<Vec<Part>> {
-        let mut calls = Vec::new();
-        let mut rest = text.trim();
-        while !rest.is_empty() {
-            let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
-            let values_here = match values.next()?.ok()? {
-                Value::Array(list) => list,
-                value => vec![value],
-            };
-            for value in values_here {
-                let (name, arguments) = as_call(value)?;
-                if !self.is_known(&name) {
-                    return None;
-                }
-                calls.extend([Part::Begins { name }, Part::Arguments(arguments)]);
-            }
-            rest = rest[values.byte_offset()..].trim_start_matches(SEPARATORS);
-        }
-        Some(calls)
-    }
 }
 
 /// The number of bytes at the end of a text that may be the beginning of `tag`.
 fn overlap(text: &str, tag: &str) -> usize {
-    (1..tag.len()).rev().find(|length| text.ends_with(&tag[..*length])).unwrap_or(0)
+    let begins = |length: &usize| tag.get(..*length).is_some_and(|begin| text.ends_with(begin));
+    (1..tag.len()).rev().find(begins).unwrap_or(0)
 }
 
 /// The name and the arguments of a call, which may be under either name, and JSON in a string.
@@ -527,6 +345,11 @@ mod tests {
 
     #[rstest]
     #[case("{% if tools %}[TOOL_CALLS]{% endif %}", Some(ToolFormat::List))]
+    #[case("{% if tools %}[TOOL_CALLS]f[ARGS]{% endif %}", Some(ToolFormat::Mistral))]
+    #[case("{% if tools %}<｜tool▁call▁begin｜>f```json{% endif %}", Some(ToolFormat::DeepSeek { fenced: true }))]
+    #[case("{% if tools %}<｜tool▁call▁begin｜>f{% endif %}", Some(ToolFormat::DeepSeek { fenced: false }))]
+    #[case("{% if tools %}[func_name1(x=1)] {\"parameters\"}{% endif %}", Some(ToolFormat::Pythonic))]
+    #[case("<|start|>{{ messages }}<|channel|>final<|message|>", Some(ToolFormat::Harmony))]
     #[case("{% if tools %}<tool_call>{% endif %}", Some(ToolFormat::Hermes))]
     #[case("{% if tools %}{\"name\": f, \"parameters\": p}{% endif %}", Some(ToolFormat::Json))]
     #[case("{{ messages }}", None)]

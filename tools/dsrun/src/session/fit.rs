@@ -23,6 +23,9 @@ const HOST_CACHE: u64 = 2;
 pub(crate) struct Sizes {
     /// Tokens a request may have; `None` leaves it to the engine.
     pub(crate) context: Option<usize>,
+    /// The length of the longest sequence that rotary embeddings are chosen by: the given context or the model's own limit, so that
+    /// answers do not depend on the memory that is free.
+    pub(crate) rope_context: Option<usize>,
     /// The most requests at the same time.
     pub(crate) requests: usize,
     /// Tokens that the cache holds; `None` for as many as all requests need or fit.
@@ -52,7 +55,8 @@ pub(crate) fn choose(
 ) -> Result<Sizes> {
     if devices.processes().is_some() || (given.context.is_some() && given.requests.is_some()) {
         let requests = given.requests.unwrap_or(HOST_REQUESTS);
-        return Ok(Sizes { context: given.context, requests, kv_tokens: given.kv_tokens, note: None });
+        let (context, kv_tokens) = (given.context, given.kv_tokens);
+        return Ok(Sizes { context, rope_context: context, requests, kv_tokens, note: None });
     }
     let smallest = EngineOptions { context: given.context, ..options.clone() };
     let (draft, engines) = (draft.map(|draft| &**draft), devices.engines());
@@ -94,6 +98,7 @@ fn sizes(limit: usize, room: CacheRoom, engines: usize, given: Given) -> Sizes {
     let note: Vec<String> = context_note.into_iter().chain(requests_note).collect();
     Sizes {
         context: Some(context),
+        rope_context: Some(given.context.unwrap_or(limit)),
         requests,
         kv_tokens: given.kv_tokens.or(bounded),
         note: (!note.is_empty()).then(|| note.join("; ")),
@@ -116,7 +121,8 @@ pub(crate) fn for_one_request(
         kv_tokens: options.kv_tokens,
     };
     let chosen = choose(model, draft, devices, &options, given)?;
-    let options = EngineOptions { context: chosen.context, kv_tokens: chosen.kv_tokens, ..options };
+    let Sizes { context, rope_context, kv_tokens, .. } = chosen;
+    let options = EngineOptions { context, rope_context, kv_tokens, ..options };
     Ok((options, chosen.note))
 }
 
@@ -202,6 +208,16 @@ mod tests {
             assert!(chosen.requests >= 1);
         }
         assert_eq!(sizes(1024, room(1, None, true), 1, Given::default()).context, Some(1024));
+    }
+
+    #[test]
+    fn frequencies_of_rotary_embeddings_do_not_depend_on_free_memory() {
+        for free in [None, Some(GIB / 100), Some(8 * GIB), Some(800 * GIB)] {
+            let chosen = sizes(131_072, room(262_144, free, true), 1, Given::default());
+            assert_eq!(chosen.rope_context, Some(131_072), "{free:?}");
+            let given = Given { context: Some(4096), ..Given::default() };
+            assert_eq!(sizes(131_072, room(262_144, free, true), 1, given).rope_context, Some(4096));
+        }
     }
 
     #[test]

@@ -14,12 +14,36 @@ use crate::{
 };
 use anyhow::{Context, Result, bail};
 pub(crate) use lengths::Lengths;
-use load::{Arrivals, Job, run_load};
+use load::{Arrivals, Extent, Job, run_load};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 pub(super) use report::Run;
 use report::{Point, Sla};
 use serde_json::{Value, json};
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Tokens of a prompt and of its answer, if none are given.
+const SIZES: Sizes = Sizes { prompt: Lengths::Fixed(512), generate: Lengths::Fixed(128) };
+/// The sizes are halved at most this often on a slow server.
+const MOST_HALVINGS: u32 = 4;
+
+/// The lengths of prompts and answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Sizes {
+    prompt: Lengths,
+    generate: Lengths,
+}
+
+impl Sizes {
+    /// The default sizes, halved this often.
+    fn halved(times: u32) -> Self {
+        let part = |length: usize| Lengths::Fixed(length >> times);
+        Self { prompt: part(512), generate: part(128) }
+    }
+}
 
 /// The smallest token id of random prompts; smaller ids are often special tokens.
 const FIRST_TOKEN: u32 = 100;
@@ -53,19 +77,20 @@ async fn measure(command: &BenchServe, terminal: &Terminal) -> Result<Run> {
     let timeout = Duration::from_secs(command.timeout);
     let sla = Sla { prompt_tokens_per_second: command.sla_prompt, tokens_per_second: command.sla_gen };
     let mut points = Vec::new();
+    let sizes = sizes(command, &client, &model, terminal).await?;
     if command.warm_up > 0 {
         terminal.note(&format!("warming up with {} requests", command.warm_up));
-        let jobs = jobs(command, &model, command.warm_up, u64::MAX);
-        let records = run_load(&client, jobs, &Arrivals::Clients(command.warm_up), timeout).await;
-        let first_error = records.iter().find_map(|record| record.outcome.as_ref().err());
-        if let Some(error) = first_error {
-            bail!("the server does not answer: {error}");
-        }
+        warm_up(command, &client, &model, sizes, command.warm_up).await?;
     }
+    let extent =
+        command.requests.map_or(Extent::Time(Duration::from_secs(command.seconds)), Extent::Requests);
     for (index, arrivals) in loads.iter().enumerate() {
-        terminal.note(&format!("{} requests, {arrivals}", command.requests));
-        let jobs = jobs(command, &model, command.requests, index as u64);
-        let records = run_load(&client, jobs, arrivals, timeout).await;
+        match extent {
+            Extent::Requests(requests) => terminal.note(&format!("{requests} requests, {arrivals}")),
+            Extent::Time(time) => terminal.note(&format!("{} s, {arrivals}", time.as_secs())),
+        }
+        let jobs = jobs(command, &model, sizes, index as u64);
+        let records = run_load(&client, jobs, arrivals, extent, timeout).await;
         let point = Point::new(arrivals, &records, &sla);
         for error in &point.errors {
             terminal.note(&format!("{} times: {}", error.count, error.message));
@@ -75,12 +100,61 @@ async fn measure(command: &BenchServe, terminal: &Terminal) -> Result<Run> {
     Ok(Run {
         label: command.label.clone().unwrap_or_else(|| model.clone()),
         model,
-        prompt_tokens: command.prompt.to_string(),
-        generated_tokens: command.generate.to_string(),
+        prompt_tokens: sizes.prompt.to_string(),
+        generated_tokens: sizes.generate.to_string(),
         requests: command.requests,
+        load_seconds: command.requests.is_none().then_some(command.seconds),
         sla,
         points,
     })
+}
+
+/// Sends requests whose answers are not measured, all at once.
+async fn warm_up(
+    command: &BenchServe,
+    client: &Client,
+    model: &str,
+    sizes: Sizes,
+    count: usize,
+) -> Result<()> {
+    let jobs = jobs(command, model, sizes, u64::MAX);
+    let (arrivals, extent) = (Arrivals::Clients(count), Extent::Requests(count));
+    let records = run_load(client, jobs, &arrivals, extent, Duration::from_secs(command.timeout)).await;
+    match records.iter().find_map(|record| record.outcome.as_ref().err()) {
+        Some(error) => bail!("the server does not answer: {error}"),
+        None => Ok(()),
+    }
+}
+
+/// The lengths of prompts and answers: those given, or as large as lets a load have several requests, by the time that a small
+/// request takes.
+async fn sizes(command: &BenchServe, client: &Client, model: &str, terminal: &Terminal) -> Result<Sizes> {
+    if command.prompt.is_some() || command.generate.is_some() || command.requests.is_some() {
+        return Ok(Sizes {
+            prompt: command.prompt.unwrap_or(SIZES.prompt),
+            generate: command.generate.unwrap_or(SIZES.generate),
+        });
+    }
+    let start = Instant::now();
+    warm_up(command, client, model, Sizes::halved(MOST_HALVINGS), 1).await?;
+    let halvings = halvings(start.elapsed(), Duration::from_secs(command.seconds));
+    let sizes = Sizes::halved(halvings);
+    if halvings > 0 {
+        terminal.note(&format!(
+            "prompts of {} tokens and answers of {}, because the server is slow; --prompt and --gen choose others",
+            sizes.prompt, sizes.generate
+        ));
+    }
+    Ok(sizes)
+}
+
+/// How often the default sizes are halved so that a third of a load has room for a request, given the time of a request of the smallest
+/// sizes.
+fn halvings(smallest: Duration, load: Duration) -> u32 {
+    let fits = |halvings: &u32| {
+        smallest.as_secs_f64() * f64::from(1 << (MOST_HALVINGS - halvings)) <= load.as_secs_f64() / 3.0
+    };
+    (0..MOST_HALVINGS).find(fits).unwrap_or(MOST_HALVINGS)
 }
 
 fn loads(command: &BenchServe) -> Result<Vec<Arrivals>> {
@@ -100,36 +174,42 @@ async fn first_model(client: &Client) -> Result<String> {
 }
 
 /// The requests of one load. Loads have different prompts, so that none finds its prompts in the prefix cache.
-fn jobs(command: &BenchServe, model: &str, count: usize, stream: u64) -> Vec<Job> {
+fn jobs(
+    command: &BenchServe,
+    model: &str,
+    sizes: Sizes,
+    stream: u64,
+) -> impl Iterator<Item = Job> + Send + 'static {
     let mut random = StdRng::seed_from_u64(command.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let path: Arc<str> = if command.chat { "/v1/chat/completions" } else { "/v1/completions" }.into();
-    let job = |_| {
-        let prompt_tokens = command.prompt.draw(&mut random);
+    let (ignore_eos, token_ids) = (command.ignore_eos, command.token_ids);
+    let (chat, text, vocabulary) = (command.chat, command.text, command.vocabulary);
+    let model = model.to_owned();
+    std::iter::repeat_with(move || {
+        let prompt_tokens = sizes.prompt.draw(&mut random);
         let mut body = json!({
             "model": model,
             "stream": true,
             "stream_options": {"include_usage": true},
-            "max_tokens": command.generate.draw(&mut random),
+            "max_tokens": sizes.generate.draw(&mut random),
             "temperature": 0,
         });
-        if command.ignore_eos {
+        if ignore_eos {
             body["ignore_eos"] = true.into();
         }
-        if command.token_ids {
+        if token_ids {
             body["return_token_ids"] = true.into();
         }
-        if command.chat {
+        if chat {
             body["messages"] = json!([{"role": "user", "content": words(&mut random, prompt_tokens)}]);
-        } else if command.text {
+        } else if text {
             body["prompt"] = words(&mut random, prompt_tokens).into();
         } else {
-            let tokens: Vec<u32> =
-                (0..prompt_tokens).map(|_| token(&mut random, command.vocabulary)).collect();
+            let tokens: Vec<u32> = (0..prompt_tokens).map(|_| token(&mut random, vocabulary)).collect();
             body["prompt"] = tokens.into();
         }
         Job { path: path.clone(), body, prompt_tokens }
-    };
-    (0..count).map(job).collect()
+    })
 }
 
 fn token(random: &mut StdRng, vocabulary: u32) -> u32 {
@@ -137,5 +217,24 @@ fn token(random: &mut StdRng, vocabulary: u32) -> u32 {
         random.random_range(FIRST_TOKEN..vocabulary)
     } else {
         random.random_range(0..vocabulary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    // A GPU: 512 and 128 tokens.
+    #[case(0.05, 0)]
+    #[case(0.625, 0)]
+    // A model of 8 billion weights on a laptop.
+    #[case(1.2, 1)]
+    #[case(3.0, 3)]
+    #[case(60.0, MOST_HALVINGS)]
+    fn sizes_suit_the_speed_of_the_server(#[case] smallest: f64, #[case] expected: u32) {
+        assert_eq!(halvings(Duration::from_secs_f64(smallest), Duration::from_secs(30)), expected);
+        assert_eq!(Sizes::halved(0), SIZES);
     }
 }

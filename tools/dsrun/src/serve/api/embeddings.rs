@@ -15,10 +15,13 @@ pub(crate) struct EmbeddingRequest {
     /// The encoding of embeddings; numbers if not given.
     #[serde(default)]
     pub(crate) encoding_format: Option<EncodingFormat>,
-    /// How the hidden states of a text become one vector: their mean if not given.
+    /// How the hidden states of a text become one vector: as the model's files say if not given, and by their mean if they do not say.
     #[serde(default)]
     pub(crate) pooling: Option<Pooling>,
-    /// Requests of higher priority run before those of lower priority.
+    /// Whether vectors are scaled to length 1: as the model's files say if not given, and true if they do not say.
+    #[serde(default)]
+    pub(crate) normalize: Option<bool>,
+    /// Requests of higher priority run before those of lower priority. Above 0 only for API keys that may set it.
     #[serde(default)]
     pub(crate) priority: Option<i32>,
     /// The user. It has no effect.
@@ -36,14 +39,15 @@ pub(crate) enum EncodingFormat {
     Base64,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Pooling {
     /// The mean over the text's tokens.
-    #[default]
     Mean,
     /// The text's last token.
     Last,
+    /// The text's first token, which encoders are trained to put the meaning of a text into.
+    Cls,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -61,7 +65,7 @@ pub(crate) struct Embedding {
     pub(crate) object: &'static str,
     /// The index of the text in the request.
     pub(crate) index: usize,
-    /// A vector of length 1.
+    /// The vector, of length 1 unless the model or the request says otherwise.
     pub(crate) embedding: Vector,
 }
 

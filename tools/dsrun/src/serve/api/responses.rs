@@ -52,6 +52,9 @@ pub(crate) struct ResponsesRequest {
     /// How much the model reasons.
     #[serde(default)]
     pub(crate) reasoning: Option<ReasoningConfig>,
+    /// A text, secret for best effect: cached prompts are shared only with requests of the same salt.
+    #[serde(default)]
+    pub(crate) cache_salt: Option<String>,
     /// Given back with the response.
     #[serde(default)]
     pub(crate) metadata: Option<Value>,

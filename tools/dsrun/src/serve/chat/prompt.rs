@@ -56,8 +56,14 @@ pub(crate) fn encode(
     }
     let written = messages.iter().enumerate().map(|(index, message)| as_message(index, message));
     let mut written: Vec<Message> = written.collect::<Result<_, _>>()?;
-    if loaded.tool_format()?.is_none() {
-        write_calls(&mut written);
+    match loaded.tool_format()? {
+        None => write_calls(&mut written),
+        // The template has another name for it.
+        Some(format) if format.has_channels() => written.iter_mut().for_each(|message| {
+            let reasoning = message.other.get("reasoning_content").cloned();
+            message.other.extend(reasoning.map(|text| ("thinking".to_owned(), text)));
+        }),
+        Some(_) => {}
     }
     let described = tools.filter(|tools| !tools.are_in_template());
     if let Some(tools) = described {

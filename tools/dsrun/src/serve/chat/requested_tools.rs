@@ -142,7 +142,8 @@ impl RequestedTools {
         let functions: Vec<&Function> = functions.iter().collect();
         // A tool that is named is called once.
         let several = self.several && (self.required.is_none() || functions.len() > 1);
-        Grammar::lark(self.format.grammar(&functions, several, &otherwise), loaded, "tools").map(Some)
+        let grammar = self.format.grammar(&functions, several, &otherwise, loaded.tokenizer()?);
+        Grammar::lark(grammar, loaded, "tools").map(Some)
     }
 
     /// A parser that finds the calls in one answer.

@@ -34,6 +34,7 @@ pub(super) fn chat_request(
     give("max_completion_tokens", request.max_output_tokens.map(Value::from));
     give("temperature", request.temperature.map(Value::from));
     give("top_p", request.top_p.map(Value::from));
+    give("cache_salt", request.cache_salt.clone().map(Value::from));
     give("parallel_tool_calls", request.parallel_tool_calls.map(Value::from));
     let effort = request.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_ref());
     give("reasoning_effort", effort.map(|effort| json!(effort)));

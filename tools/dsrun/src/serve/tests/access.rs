@@ -1,8 +1,9 @@
 //! Tests of keys, rate limits and TLS.
 
-use super::support::{PATIENCE, Running, Setup, completion, start, start_with};
+use super::support::{PATIENCE, Running, Setup, completion, start, start_with, with};
 use crate::client::Client;
 use hyper::Method;
+use serde_json::json;
 use std::sync::Arc;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -164,5 +165,66 @@ async fn every_response_has_the_id_of_its_request() {
     for headers in ["host: localhost", "host: evil.example", "host: localhost\r\nx-request-id: not valid"] {
         let answer = head(&server, "GET", headers).await;
         assert!(answer.contains("\r\nx-request-id: req_"), "{answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_keys_with_the_right_set_a_priority() {
+    let server = start_with(Setup { keys: vec!["plain", "first priority"], ..Setup::default() }).await;
+    let priority = |priority: i32| with(completion("a", 1), json!({"priority": priority}));
+    for low in [0, -5] {
+        server.served("/v1/completions", &priority(low)).await;
+    }
+    let texts = json!({"model": "tiny", "input": "a", "priority": 1});
+    for (path, request) in [("/v1/completions", &priority(1)), ("/v1/embeddings", &texts)] {
+        let (status, body) = server.post(path, request).await;
+        assert_eq!((status, &body["error"]["param"]), (403, &json!("priority")), "{body}");
+        let first = Client::new(&server.url, Some("first".to_owned())).expect("a URL");
+        let answer = first.send(Method::POST, path, Some(request)).await.expect("an answer");
+        assert_eq!(answer.status(), 200);
+    }
+    // Where nobody needs a key, everybody may.
+    start().await.served("/v1/completions", &priority(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_may_have_a_key_of_their_own() {
+    let server = start_with(Setup { keys: vec!["plain", "watch metrics"], ..Setup::default() }).await;
+    for (key, path, status) in [
+        ("plain", "/metrics", 403),
+        ("plain", "/v1/models", 200),
+        ("watch", "/metrics", 200),
+        ("watch", "/v1/models", 403),
+        ("nobody", "/metrics", 401),
+    ] {
+        let client = Client::new(&server.url, Some(key.to_owned())).expect("a URL");
+        let answer = client.send(Method::GET, path, None).await.expect("an answer");
+        assert_eq!(answer.status(), status, "{key} {path}");
+    }
+}
+
+/// A salt keeps a prompt from the cache of others.
+#[tokio::test(flavor = "multi_thread")]
+async fn cached_prompts_are_shared_by_requests_of_the_same_salt() {
+    let server = start().await;
+    let prompt = "a".repeat(200);
+    for (salt, cached) in
+        [(json!("x"), 0), (json!("y"), 0), (json!(null), 0), (json!("x"), 192), (json!(null), 192)]
+    {
+        let request = with(completion(&prompt, 2), json!({"cache_salt": salt}));
+        let answer = server.served("/v1/completions", &request).await;
+        assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], cached, "{salt}");
+    }
+    let request = json!({"model": "tiny", "input": prompt, "max_output_tokens": 2, "cache_salt": "z"});
+    for cached in [false, true] {
+        let answer = server.served("/v1/responses", &request).await;
+        let tokens = answer["usage"]["input_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+        assert_eq!(tokens > 0, cached, "{answer}");
+    }
+    for (path, request) in [
+        ("/v1/completions", with(completion("a", 1), json!({"cache_salt": ""}))),
+        ("/v1/responses", with(request, json!({"cache_salt": ""}))),
+    ] {
+        assert_eq!(server.refused(path, &request).await.0, "cache_salt");
     }
 }

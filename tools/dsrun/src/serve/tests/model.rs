@@ -4,8 +4,6 @@ use serde_json::{Map, Value, json};
 use std::{fs, path::Path};
 use tempfile::TempDir;
 
-/// The size of the vocabulary: a token for each byte, then the control tokens.
-const VOCABULARY: usize = 256 + SPECIAL.len();
 const SPECIAL: [&str; 3] = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"];
 const WIDTH: usize = 32;
 const LAYERS: usize = 2;
@@ -25,6 +23,14 @@ const TEMPLATE: &str = "{%- if tools %}<|im_start|>system\n<tools>{{ tools | toj
 
 /// Writes the model into a temporary folder.
 pub(crate) fn tiny() -> TempDir {
+    tiny_with(&[])
+}
+
+/// Writes a model with further control tokens, from token 259 on, into a temporary folder.
+pub(crate) fn tiny_with(further: &[&str]) -> TempDir {
+    let special: Vec<&str> = SPECIAL.iter().chain(further).copied().collect();
+    // A token for each byte, then the control tokens.
+    let size = 256 + special.len();
     let folder = tempfile::tempdir().expect("a folder");
     let write = |name: &str, value: Value| {
         fs::write(folder.path().join(name), value.to_string()).expect("the file is written");
@@ -34,7 +40,7 @@ pub(crate) fn tiny() -> TempDir {
         json!({
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "vocab_size": VOCABULARY,
+            "vocab_size": size,
             "hidden_size": WIDTH,
             "intermediate_size": FEED_FORWARD,
             "num_hidden_layers": LAYERS,
@@ -50,9 +56,9 @@ pub(crate) fn tiny() -> TempDir {
             "torch_dtype": "float32",
         }),
     );
-    let tokens = alphabet().into_iter().chain(SPECIAL.map(str::to_owned));
+    let tokens = alphabet().into_iter().chain(special.iter().map(|token| (*token).to_owned()));
     let vocabulary: Map<String, Value> = tokens.enumerate().map(|(id, token)| (token, id.into())).collect();
-    let special: Vec<Value> = SPECIAL
+    let special: Vec<Value> = special
         .iter()
         .enumerate()
         .map(|(index, token)| {
@@ -84,7 +90,7 @@ pub(crate) fn tiny() -> TempDir {
             "chat_template": TEMPLATE,
         }),
     );
-    write_weights(&folder.path().join("model.safetensors"));
+    write_weights(&folder.path().join("model.safetensors"), size);
     folder
 }
 
@@ -100,12 +106,12 @@ fn alphabet() -> Vec<String> {
     (0..=255).map(character).collect()
 }
 
-fn write_weights(path: &Path) {
+fn write_weights(path: &Path, vocabulary: usize) {
     let key_width = WIDTH / 2;
     let mut tensors = vec![
-        ("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, WIDTH]),
+        ("model.embed_tokens.weight".to_owned(), vec![vocabulary, WIDTH]),
         ("model.norm.weight".to_owned(), vec![WIDTH]),
-        ("lm_head.weight".to_owned(), vec![VOCABULARY, WIDTH]),
+        ("lm_head.weight".to_owned(), vec![vocabulary, WIDTH]),
     ];
     for layer in 0..LAYERS {
         let shapes: [(&str, Vec<usize>); 9] = [

@@ -1,16 +1,17 @@
 //! A server for tests, with helpers for requests.
 
-use super::model;
+use super::{encoder, model};
 use crate::{
     client::Client,
-    serve::{Loaded, Replicas, ServeSettings, Server, access::ApiKeys, app::App, server},
+    serve::{Loaded, Replicas, ServeSettings, Server, Supervisor, access::ApiKeys, app::App, server},
 };
-use dsrun_core::device::{Backend, DeviceOptions};
+use dsrun_core::device::{Backend, Device, DeviceOptions};
 use dsrun_engine::{
     EngineOptions, EnginePlan,
-    service::{Service, ServiceOptions},
+    service::{Service, ServiceError, ServiceOptions},
 };
 use dsrun_models::{chat::ChatTemplate, model::Model};
+use dsrun_test_support::faulty_device::FaultyDevice;
 use hyper::Method;
 use serde_json::{Value, json};
 use std::{
@@ -35,8 +36,10 @@ pub(super) struct Running {
     pub(super) stop: Option<oneshot::Sender<()>>,
     /// Whether all requests finished, once the server has ended.
     pub(super) ended: JoinHandle<bool>,
-    /// The services, which are dropped last and end the engines.
-    _services: Vec<Service>,
+    /// Rebuilds engines; ends once none is left that works.
+    pub(super) supervising: JoinHandle<ServiceError>,
+    /// The engines.
+    supervisor: Arc<Supervisor>,
 }
 
 /// The setup of a test server.
@@ -45,8 +48,14 @@ pub(super) struct Setup {
     pub(super) engine: EngineOptions,
     pub(super) keys: Vec<&'static str>,
     pub(super) replicas: usize,
+    /// The devices of the first engines; the others, and those that are rebuilt, have devices without faults.
+    pub(super) devices: Vec<Arc<FaultyDevice>>,
+    /// Further control tokens of the model.
+    pub(super) marks: &'static [&'static str],
     /// A chat template instead of the model's own.
     pub(super) template: Option<&'static str>,
+    /// An encoder instead of the tiny model, by the name of its fixture.
+    pub(super) encoder: Option<&'static str>,
 }
 
 impl Default for Setup {
@@ -59,7 +68,16 @@ impl Default for Setup {
             kv_tokens: Some(3 * model::CONTEXT),
             ..EngineOptions::default()
         };
-        Self { settings, engine, keys: Vec::new(), replicas: 1, template: None }
+        Self {
+            settings,
+            engine,
+            keys: Vec::new(),
+            replicas: 1,
+            devices: Vec::new(),
+            marks: &[],
+            template: None,
+            encoder: None,
+        }
     }
 }
 
@@ -70,36 +88,76 @@ pub(super) fn tiny() -> Arc<Model> {
     Arc::new(Model::open(folder.path()).expect("the tiny model is a model"))
 }
 
+/// The tiny model with further control tokens.
+fn model(marks: &[&str]) -> Arc<Model> {
+    if marks.is_empty() {
+        return tiny();
+    }
+    opened(model::tiny_with(marks))
+}
+
+/// The model in a folder, which stays until the process ends: its weights are mapped, or read later.
+fn opened(folder: TempDir) -> Arc<Model> {
+    let model = Arc::new(Model::open(folder.path()).expect("the model is a model"));
+    std::mem::forget(folder);
+    model
+}
+
 /// Starts a server of the tiny model.
 pub(super) async fn start() -> Running {
     start_with(Setup::default()).await
 }
 
 pub(super) async fn start_with(setup: Setup) -> Running {
-    let keys = ApiKeys::new(setup.keys.iter().copied());
+    let keys = ApiKeys::new(setup.keys.iter().copied()).expect("keys");
     let app = server::app_with_keys(&setup.settings, MODEL.to_owned(), keys).expect("the settings are valid");
     let app = Arc::new(app);
-    let services: Vec<Service> = (0..setup.replicas).map(|_| load(&setup)).collect();
-    let replicas = Replicas::new(services.iter().map(Service::handle).collect()).expect("there is an engine");
+    let device = |index: usize| match setup.devices.get(index) {
+        Some(device) => device.clone(),
+        None => cpu(),
+    };
+    let model = match setup.encoder {
+        Some(name) => opened(encoder::encoder(name)),
+        None => model(setup.marks),
+    };
+    let (engine, queue) = (setup.engine.clone(), setup.settings.queue());
+    let services = (0..setup.replicas).map(|index| load(&model, &setup.engine, queue, device(index)));
+    let shared = model.clone();
+    let rebuild = Box::new(move |_| Ok(load(&shared, &engine, queue, cpu())));
+    let supervisor = Supervisor::new(services.collect(), rebuild);
+    let replicas = Replicas::new(supervisor.handles(), setup.settings.step_timeout());
+    let replicas = replicas.expect("there is an engine");
     let template = setup.template.map(|source| ChatTemplate::new(source, &[]).expect("a template"));
-    app.set_loaded(Loaded::new(tiny(), replicas, template));
+    app.set_loaded(Loaded::new(model, replicas, template));
+    let supervising = tokio::spawn(supervisor.clone().run(app.loaded().expect("it is loaded")));
     let server = Server::bind(app.clone(), &setup.settings).await.expect("a port is free");
     let url = server.url();
     let (stop, stopped) = oneshot::channel();
     let ended = tokio::spawn(server.run(async {
         let _ = stopped.await;
     }));
-    let client = Client::new(&url, setup.keys.first().map(|key| (*key).to_owned())).expect("a URL");
-    Running { app, client, url, stop: Some(stop), ended, _services: services }
+    let client =
+        Client::new(&url, setup.keys.first().and_then(|key| key.split(' ').next()).map(str::to_owned))
+            .expect("a URL");
+    Running { app, client, url, stop: Some(stop), ended, supervising, supervisor }
 }
 
-fn load(setup: &Setup) -> Service {
-    let model = tiny();
-    let device = dsrun_cpu::CpuBackend::new().open(0, &DeviceOptions::default()).expect("a CPU is there");
-    let plan = EnginePlan::new(&model, &*device, &setup.engine).expect("the model is planned");
-    let engine = plan.load(&model, device, &mut |_, _| {}).expect("the model is loaded");
-    let options = ServiceOptions { queue: setup.settings.queue() };
-    Service::start(engine, &options).expect("a thread is there")
+/// A device without faults.
+pub(super) fn cpu() -> Arc<dyn Device> {
+    dsrun_cpu::CpuBackend::new().open(0, &DeviceOptions::default()).expect("a CPU is there")
+}
+
+fn load(model: &Model, options: &EngineOptions, queue: usize, device: Arc<dyn Device>) -> Service {
+    let plan = EnginePlan::new(model, &*device, options).expect("the model is planned");
+    let engine = plan.load(model, device, &mut |_, _| {}).expect("the model is loaded");
+    Service::start(engine, &ServiceOptions { queue }).expect("a thread is there")
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.supervising.abort();
+        let _ = self.supervisor.stop();
+    }
 }
 
 impl Running {
@@ -187,7 +245,8 @@ impl Running {
     /// Ends the server, and returns whether all requests finished.
     pub(super) async fn end(mut self) -> bool {
         drop(self.stop.take());
-        tokio::time::timeout(PATIENCE, self.ended).await.expect("the server ends").expect("it does not panic")
+        let ended = tokio::time::timeout(PATIENCE, &mut self.ended).await;
+        ended.expect("the server ends").expect("it does not panic")
     }
 }
 

@@ -27,6 +27,16 @@ fn tools() -> Value {
     ])
 }
 
+/// The marks of DeepSeek's calls, and the arguments of one.
+const BEGIN: &str = "<｜tool▁calls▁begin｜>";
+const CALL: &str = "<｜tool▁call▁begin｜>";
+const SEP: &str = "<｜tool▁sep｜>";
+const DONE: &str = "<｜tool▁call▁end｜>";
+const END: &str = "<｜tool▁calls▁end｜>";
+const ROME: &str = "{\"city\":\"Rome\",\"unit\":\"C\"}";
+const PLAIN_DEEPSEEK: ToolFormat = ToolFormat::DeepSeek { fenced: false };
+const FENCED_DEEPSEEK: ToolFormat = ToolFormat::DeepSeek { fenced: true };
+
 /// A question whose answer has to be a call.
 fn required(choice: &Value, seed: u64) -> Value {
     let fields = json!({
@@ -153,9 +163,34 @@ async fn from_the_beginning_of_a_call_on_only_a_call_may_follow() {
         (ToolFormat::List, "See [1]".to_owned(), true),
         (ToolFormat::List, format!("[{}]", weather("arguments", "F")), true),
         (ToolFormat::List, "[1]".to_owned(), false),
+        (ToolFormat::Mistral, "See [TOOL".to_owned(), true),
+        (
+            ToolFormat::Mistral,
+            format!("I look.[TOOL_CALLS]get_weather[ARGS]{ROME}[TOOL_CALLS]get_time[ARGS]{{}}"),
+            true,
+        ),
+        (ToolFormat::Mistral, "[TOOL_CALLS]get_weather[ARGS]{\"city\":1".to_owned(), false),
+        (ToolFormat::Mistral, "[TOOL_CALLS]get_rain".to_owned(), false),
+        (
+            PLAIN_DEEPSEEK,
+            format!("I look.{BEGIN}{CALL}get_weather{SEP}{ROME}{DONE}\n{CALL}get_time{SEP}{{}}{DONE}{END}"),
+            true,
+        ),
+        (PLAIN_DEEPSEEK, format!("{BEGIN}{CALL}get_weather{SEP}[1]"), false),
+        (
+            FENCED_DEEPSEEK,
+            format!("{BEGIN}{CALL}function{SEP}get_weather\n```json\n{ROME}\n```{DONE}{END}"),
+            true,
+        ),
+        (FENCED_DEEPSEEK, format!("{BEGIN}{CALL}get_weather"), false),
+        (ToolFormat::Pythonic, "See [1]".to_owned(), true),
+        (ToolFormat::Pythonic, "[get_weather(city=\"x\", unit=\"C\"), get_time()]".to_owned(), true),
+        (ToolFormat::Pythonic, "[get_weather(city=\"x\")".to_owned(), false),
+        (ToolFormat::Pythonic, "[get_weather(city=\"x\", unit=\"K\"".to_owned(), false),
     ];
     for (format, text, allowed) in cases {
-        let grammar = format.grammar(&functions, true, &Otherwise::Text);
+        let grammar =
+            format.grammar(&functions, true, &Otherwise::Text, loaded.tokenizer().expect("a tokenizer"));
         let grammar = Grammar::lark(grammar, &loaded, "tools").expect("a grammar");
         let mut constraint = grammar.constraint();
         // The model has a token for every byte.
@@ -250,4 +285,83 @@ async fn reasoning_is_split_from_the_answer() {
             .get("reasoning_content")
             .is_none()
     );
+}
+
+/// The control tokens of gpt-oss, in the order of their ids from 259 on.
+const HARMONY: &[&str] =
+    &["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"];
+const HARMONY_TEMPLATE: &str = "{# <|channel|> #}{% for message in messages %}<|start|>{{ message.role }}<|message|>\
+    {{ message.thinking }}{{ message.content }}<|end|>{% endfor %}<|start|>assistant";
+
+/// Models whose marks are control tokens, which are no text elsewhere.
+#[rstest::rstest]
+#[case::mistral(&["[TOOL_CALLS]", "[ARGS]"], "{# tools [TOOL_CALLS] [ARGS] #}{{ messages[0].content }}")]
+#[case::mistral_plain(&[], "{# tools [TOOL_CALLS] [ARGS] #}{{ messages[0].content }}")]
+#[case::deepseek(&[BEGIN, CALL, SEP, DONE, END], "{# tools <｜tool▁call▁begin｜> #}{{ messages[0].content }}")]
+#[case::deepseek_v3(&[BEGIN, CALL], "{# tools <｜tool▁call▁begin｜> ```json #}{{ messages[0].content }}")]
+#[case::pythonic(&[], "{# tools [func_name1(x=1)] #}{{ messages[0].content }}")]
+#[case::harmony(HARMONY, HARMONY_TEMPLATE)]
+#[tokio::test(flavor = "multi_thread")]
+async fn required_calls_of_every_family_are_called_and_streamed(
+    #[case] marks: &'static [&'static str],
+    #[case] template: &'static str,
+) {
+    let server = start_with(Setup { marks, template: Some(template), ..Setup::default() }).await;
+    for seed in 0..3 {
+        // Without the letter `a`, and a message that follows it at once, a call is on the first channel.
+        let bias = if marks == HARMONY { json!({"97": -100, "261": -100}) } else { json!({}) };
+        let fields = json!({"logit_bias": bias, "parallel_tool_calls": false});
+        let request = with(required(&json!("required"), seed), fields);
+        let answer = server.served(CHAT, &request).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+        let calls = choice["message"]["tool_calls"].as_array().expect("calls");
+        assert_eq!(calls.len(), 1, "{choice}");
+        let name = check(&calls[0]);
+        assert_eq!(choice["message"]["content"], Value::Null, "{choice}");
+        let events = server.events(CHAT, &with(request, json!({"stream": true}))).await;
+        let deltas = || events.iter().filter_map(|event| event.pointer("/choices/0/delta/tool_calls/0"));
+        let part = |field: &str| -> String {
+            deltas().filter_map(|delta| delta["function"][field].as_str()).collect()
+        };
+        assert_eq!(
+            (part("name"), part("arguments")),
+            (name, calls[0]["function"]["arguments"].as_str().expect("a text").to_owned())
+        );
+        if calls[0]["function"]["name"] == "get_weather" {
+            assert!(deltas().count() > 2, "{events:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_on_channels_have_reasoning_and_text() {
+    let setup = || Setup { marks: HARMONY, template: Some(HARMONY_TEMPLATE), ..Setup::default() };
+    let server = start_with(setup()).await;
+    // A form is that of the answer, after reasoning.
+    let format = json!({"type": "grammar", "syntax": "regex", "definition": "yes|no"});
+    for seed in 0..3 {
+        // Reasoning ends soon: the control token is likely.
+        let fields = json!({"response_format": format, "temperature": 1, "seed": seed, "max_tokens": 600,
+            "ignore_eos": false, "logit_bias": {"102": 1, "262": 9}});
+        let answer = server.served(CHAT, &with(question("x", 1), fields.clone())).await;
+        let message = &answer["choices"][0]["message"];
+        let text = message["content"].as_str().expect("a text");
+        assert!(text.ends_with("yes") || text.ends_with("no"), "{message}");
+        assert!(!text.contains("<|"), "{message}");
+        let events =
+            server.events(CHAT, &with(with(question("x", 1), fields), json!({"stream": true}))).await;
+        let part = |field: &str| -> String {
+            events.iter().filter_map(|event| event["choices"][0]["delta"][field].as_str()).collect()
+        };
+        assert_eq!(part("content"), text);
+        assert_eq!(part("reasoning_content"), message["reasoning_content"].as_str().unwrap_or_default());
+    }
+    // Reasoning is given back to the template under its name.
+    let tokens = async |reasoning: &str| {
+        let messages = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning": reasoning}]);
+        let answer = server.served(CHAT, &with(question("", 1), json!({"messages": messages}))).await;
+        answer["usage"]["prompt_tokens"].as_u64().expect("a number")
+    };
+    assert_eq!(tokens("123456").await, tokens("1").await + 5);
 }

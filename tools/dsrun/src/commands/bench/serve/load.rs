@@ -62,13 +62,37 @@ pub(super) struct Answered {
     pub(super) end: f64,
 }
 
-/// Sends all requests and waits for all answers.
+/// The end of a load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Extent {
+    /// A number of requests.
+    Requests(usize),
+    /// A time. Clients ask as long as they expect their answer within it, by the time that the last one took, and at least once.
+    Time(Duration),
+}
+
+impl Extent {
+    /// The number of requests, if it does not depend on the answers.
+    fn requests(self, arrivals: &Arrivals) -> Option<usize> {
+        match (self, arrivals) {
+            (Self::Requests(count), _) => Some(count),
+            (Self::Time(time), Arrivals::Poisson { rate, .. }) => {
+                Some((rate * time.as_secs_f64()).ceil().max(1.0) as usize)
+            }
+            (Self::Time(_), Arrivals::Clients(_)) => None,
+        }
+    }
+}
+
+/// Sends requests and waits for all answers.
 pub(super) async fn run_load(
     client: &Client,
-    jobs: Vec<Job>,
+    jobs: impl Iterator<Item = Job> + Send + 'static,
     arrivals: &Arrivals,
+    extent: Extent,
     timeout: Duration,
 ) -> Vec<Record> {
+    let jobs = jobs.take(extent.requests(arrivals).unwrap_or(usize::MAX));
     let start = Instant::now();
     let mut tasks = JoinSet::new();
     match arrivals {
@@ -87,14 +111,22 @@ pub(super) async fn run_load(
             }
         }
         Arrivals::Clients(clients) => {
-            let jobs = Arc::new(Mutex::new(jobs.into_iter()));
+            let jobs = Arc::new(Mutex::new(jobs));
+            let time = match extent {
+                Extent::Requests(_) => Duration::MAX,
+                Extent::Time(time) => time,
+            };
             for _ in 0..*clients {
                 let (client, jobs) = (client.clone(), jobs.clone());
                 let next = move || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
                 tasks.spawn(async move {
                     let mut records = Vec::new();
-                    while let Some(job) = next() {
-                        records.push(answer(&client, job, start, Instant::now(), timeout).await);
+                    let mut last = Duration::ZERO;
+                    while records.is_empty() || start.elapsed().saturating_add(last) < time {
+                        let Some(job) = next() else { break };
+                        let asked = Instant::now();
+                        records.push(answer(&client, job, start, asked, timeout).await);
+                        last = asked.elapsed();
                     }
                     records
                 });
@@ -144,6 +176,16 @@ fn has_text(event: &Value) -> bool {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn the_number_of_requests_follows_from_rate_and_time() {
+        let time = Extent::Time(Duration::from_secs(30));
+        let arrivals = |rate| Arrivals::Poisson { rate, seed: 0 };
+        assert_eq!(time.requests(&arrivals(2.5)), Some(75));
+        assert_eq!(time.requests(&arrivals(0.001)), Some(1));
+        assert_eq!(time.requests(&Arrivals::Clients(8)), None);
+        assert_eq!(Extent::Requests(5).requests(&Arrivals::Clients(8)), Some(5));
+    }
 
     #[test]
     fn text_is_found_in_both_kinds_of_events() {

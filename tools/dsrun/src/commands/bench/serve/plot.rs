@@ -27,10 +27,10 @@ const PANELS: [(&str, Figure); 3] = [
     ("time between two tokens, ms", |point| &point.gap_seconds),
 ];
 
-/// Draws the runs as one figure: p50 dashed and p95 solid, over requests per second.
+/// Draws the runs as one figure: p50 dashed and p95 solid, over requests per second, and tokens per second by load.
 pub(super) fn svg(runs: &[Run]) -> String {
     let legend = LEGEND_LINE * runs.len() as f64;
-    let (width, height) = (PITCH * PANELS.len() as f64 + 10.0, TOP + FRAME.1 + BOTTOM + legend);
+    let (width, height) = (PITCH * (PANELS.len() + 1) as f64 + 10.0, TOP + FRAME.1 + BOTTOM + legend);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -46,6 +46,7 @@ pub(super) fn svg(runs: &[Run]) -> String {
     for (index, (name, figure)) in PANELS.iter().enumerate() {
         panel(&mut svg, LEFT + PITCH * index as f64, name, *figure, runs);
     }
+    throughput(&mut svg, LEFT + PITCH * PANELS.len() as f64, runs);
     for (index, run) in runs.iter().enumerate() {
         let y = TOP + FRAME.1 + BOTTOM + LEGEND_LINE * index as f64;
         let colour = COLOURS[index % COLOURS.len()];
@@ -90,10 +91,71 @@ fn panel(svg: &mut String, left: f64, name: &str, figure: Figure, runs: &[Run]) 
         let p95 = curve(|figure| figure.p95);
         path(svg, &p95, colour, "");
         path(svg, &curve(|figure| figure.p50), colour, " stroke-dasharray=\"5 4\"");
-        for (x, y) in p95 {
-            add(svg, format_args!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>\n"));
+        let marked = run.points.iter().filter(|point| figure(point).p95.is_finite());
+        for ((x, y), point) in p95.into_iter().zip(marked) {
+            mark(svg, (x, y), colour, point);
+            text(svg, (x, y - 7.0), "middle", &point.load, " font-size=\"9\" fill=\"#555\"");
         }
     }
+}
+
+/// Draws tokens per second over the loads, by their names.
+fn throughput(svg: &mut String, left: f64, runs: &[Run]) {
+    let points = || runs.iter().flat_map(|run| &run.points);
+    let mut loads: Vec<&str> = Vec::new();
+    for point in points().filter(|point| point.answered > 0) {
+        if !loads.contains(&point.load.as_str()) {
+            loads.push(&point.load);
+        }
+    }
+    let y_axis = Axis::up_to(points().map(|point| point.tokens_per_second));
+    let y = |value: f64| TOP + FRAME.1 * (1.0 - value / y_axis.end);
+    let x = |place: usize| left + FRAME.0 * (place as f64 + 0.5) / loads.len().max(1) as f64;
+    text(svg, (left, TOP - 12.0), "start", "tokens/s", " font-weight=\"bold\"");
+    for tick in y_axis.ticks() {
+        let at = y(tick);
+        line(svg, (left, at), (left + FRAME.0, at));
+        text(svg, (left - 8.0, at + 4.0), "end", &label(tick, y_axis.step), "");
+    }
+    for (place, load) in loads.iter().enumerate() {
+        // Neighbouring names do not overlap.
+        let below = if place % 2 == 0 { 18.0 } else { 32.0 };
+        line(svg, (x(place), TOP), (x(place), TOP + FRAME.1));
+        text(svg, (x(place), TOP + FRAME.1 + below), "middle", load, " font-size=\"10\"");
+    }
+    for (index, run) in runs.iter().enumerate() {
+        let colour = COLOURS[index % COLOURS.len()];
+        let place = |point: &Point| {
+            let place = loads.iter().position(|load| *load == point.load)?;
+            Some((x(place), y(point.tokens_per_second)))
+        };
+        let mut places: Vec<((f64, f64), &Point)> =
+            run.points.iter().filter_map(|point| Some((place(point)?, point))).collect();
+        places.sort_by(|a, b| a.0.0.total_cmp(&b.0.0));
+        let curve: Vec<(f64, f64)> = places.iter().map(|(place, _)| *place).collect();
+        path(svg, &curve, colour, "");
+        places.into_iter().for_each(|(place, point)| mark(svg, place, colour, point));
+    }
+}
+
+/// Marks a load, which shows its figures where a pointer rests on it.
+fn mark(svg: &mut String, (x, y): (f64, f64), colour: &str, point: &Point) {
+    let figures = format!(
+        "{}: {:.2} requests/s, {:.1} tokens/s",
+        point.load, point.requests_per_second, point.tokens_per_second
+    );
+    let figures = escaped(&figures);
+    add(
+        svg,
+        format_args!(
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"><title>{figures}</title></circle>\n"
+        ),
+    );
+}
+
+/// A text without the characters that XML reads.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 /// An axis from 0 to `end` with a tick every `step`.
@@ -147,7 +209,7 @@ fn line(svg: &mut String, from: (f64, f64), to: (f64, f64)) {
 }
 
 fn text(svg: &mut String, at: (f64, f64), anchor: &str, text: &str, style: &str) {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let text = escaped(text);
     add(
         svg,
         format_args!(
@@ -187,13 +249,13 @@ mod tests {
     fn a_plot_is_xml_that_names_every_run_and_marks_every_point() {
         let figures = |p95| Percentiles { p50: p95 / 2.0, p95, p99: p95 };
         let point = |rate: f64| Point {
-            load: String::new(),
+            load: format!("{rate} clients"),
             answered: 1,
             failed: 0,
             seconds: 1.0,
             requests_per_second: rate,
             prompt_tokens_per_second: 0.0,
-            tokens_per_second: 0.0,
+            tokens_per_second: 100.0 * rate,
             first_token_seconds: figures(rate / 10.0),
             token_seconds: figures(rate / 100.0),
             gap_seconds: figures(rate / 50.0),
@@ -206,15 +268,27 @@ mod tests {
             model: "m".into(),
             prompt_tokens: "512".into(),
             generated_tokens: "128".into(),
-            requests: 1,
+            requests: Some(1),
+            load_seconds: None,
             sla: Sla { prompt_tokens_per_second: 512.0, tokens_per_second: 4.0 },
             points: vec![point(1.0), point(2.0)],
         };
         let svg = svg(&[run("a < b"), run("c")]);
         let document = roxmltree::Document::parse(&svg).expect("it is XML");
         let count = |tag: &str| document.descendants().filter(|node| node.has_tag_name(tag)).count();
-        assert_eq!(count("circle"), 2 * 2 * 3, "points x runs x panels");
-        assert_eq!(count("polyline"), 2 * 2 * 3, "p50 and p95 x runs x panels");
+        assert_eq!(count("circle"), 2 * 2 * 4, "points x runs x panels");
+        assert_eq!(
+            count("polyline"),
+            2 * 2 * 3 + 2,
+            "p50 and p95 x runs x panels, and tokens/s of both runs"
+        );
+        let named = |name: &str| document.descendants().filter(|node| node.text() == Some(name)).count();
+        assert_eq!(
+            named("2 clients"),
+            2 * (2 * 3 + 1),
+            "elements and their text nodes: runs x panels, and the axis"
+        );
+        assert!(named("2 clients: 2.00 requests/s, 200.0 tokens/s") > 0);
         assert!(document.descendants().any(|node| node.text() == Some("a < b")));
     }
 }

@@ -29,8 +29,12 @@ pub(crate) struct Run {
     pub(crate) prompt_tokens: String,
     /// The distribution of answer lengths.
     pub(crate) generated_tokens: String,
-    /// Requests of each load.
-    pub(crate) requests: usize,
+    /// Requests of each load, if they were given.
+    #[serde(default)]
+    pub(crate) requests: Option<usize>,
+    /// Seconds of each load, if they decide about the number of requests.
+    #[serde(default)]
+    pub(crate) load_seconds: Option<u64>,
     pub(crate) sla: Sla,
     pub(crate) points: Vec<Point>,
 }
@@ -173,14 +177,17 @@ impl Sla {
 /// Formats the figures as a table.
 pub(super) fn table(run: &Run) -> String {
     let mut text = format!(
-        "{}: prompts of {} tokens, answers of {}; {} requests per load\n\
+        "{}: prompts of {} tokens, answers of {}; {} per load\n\
          service level: first token within prompt / {} tokens/s, then {} tokens/s\n\n\
          {:>16} {:>9} {:>9} {:>9} {:>23} {:>20} {:>20} {:>7}\n\
          {:>16} {:>9} {:>9} {:>9} {:>23} {:>20} {:>20} {:>7}",
         run.model,
         run.prompt_tokens,
         run.generated_tokens,
-        run.requests,
+        match (run.requests, run.load_seconds) {
+            (Some(requests), _) => format!("{requests} requests"),
+            (None, seconds) => format!("{} s", seconds.unwrap_or_default()),
+        },
         run.sla.prompt_tokens_per_second,
         run.sla.tokens_per_second,
         "load",
