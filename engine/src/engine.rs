@@ -17,16 +17,15 @@ use std::sync::Arc;
 /// Runs a model on a device.
 #[derive(Debug)]
 pub struct Engine {
-    /// Runs the requests. Its parts are the scheduler with its pages, the compiled steps on the device, the request table, the
-    /// readback of tokens, and the statistics.
+    /// Runs the requests: scheduler, KV cache pages, compiled steps, request table, readback of tokens, statistics.
     runner: Runner,
-    /// Proposes tokens, if the options ask for it.
+    /// Proposes tokens for speculative decoding, if the options enable it.
     speculator: Option<Speculator>,
 }
 
 impl EnginePlan {
-    /// Allocates what was planned and brings the weights to the device. `progress` receives the bytes of weights loaded so far,
-    /// and of all weights.
+    /// Allocates the planned memory and loads the weights onto the device. `progress` receives the bytes of weights loaded so
+    /// far, and of all weights.
     ///
     /// # Errors
     /// [`EngineError::DoesNotFit`] if there is too little memory; those of reading the model and of the device.
@@ -51,11 +50,11 @@ impl EnginePlan {
         Ok(Engine { runner, speculator })
     }
 
-    /// Does with the ranks of this process what process 0 asks for, until that ends its engine. The plan is one
-    /// [over processes](Self::on_processes), and this process is not number 0. `progress` is that of [`Self::load`].
+    /// Runs the commands of process 0 on the ranks of this process, until process 0 drops its engine. The plan must
+    /// come from [`Self::on_processes`], on a process other than 0. `progress` is that of [`Self::load`].
     ///
     /// # Errors
-    /// As [`Self::load`]; if a rank or a process fails, on all processes.
+    /// Same as [`Self::load`]; if any rank or process fails, every process returns an error.
     pub fn follow(
         self,
         model: &Model,
@@ -98,15 +97,15 @@ impl Engine {
         self.runner.plan().ranks()
     }
 
-    /// Looks whether the other ranks still run, without waiting for them.
+    /// Checks, without waiting, whether the other ranks still run.
     ///
     /// # Errors
-    /// That of the rank that failed first.
+    /// The error of the rank that failed first.
     pub(crate) fn check_ranks(&self) -> Result<()> {
         self.runner.executor().check_ranks()
     }
 
-    /// The program of steps that only generate, after all passes.
+    /// The program of decode-only steps, after all passes.
     pub fn program(&self) -> &Program {
         self.runner.plan().program()
     }
@@ -136,12 +135,12 @@ impl Engine {
         self.runner.requests().scheduler().pages().in_use()
     }
 
-    /// The most tokens of a step.
+    /// The maximum number of tokens of a step.
     pub fn step_tokens(&self) -> usize {
         self.runner.requests().scheduler().capacity().tokens
     }
 
-    /// The limits that a request has to keep to.
+    /// The limits that requests are checked against.
     pub fn limits(&self) -> RequestLimits {
         self.runner.limits()
     }
@@ -166,10 +165,10 @@ impl Engine {
         &mut self.runner
     }
 
-    /// Queues a request. It runs as soon as a row of the request table and pages for its prompt are free.
+    /// Queues a request. It starts when a row of the request table and KV cache pages for its prompt are free.
     ///
     /// # Errors
-    /// As [`RequestLimits::check`].
+    /// Same as [`RequestLimits::check`].
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let id = self.runner.requests().next_id();
         self.submit_as(id, request)?;
@@ -179,7 +178,7 @@ impl Engine {
     /// Queues a request under an id from [`Self::ids`].
     ///
     /// # Errors
-    /// As [`Self::submit`].
+    /// Same as [`Self::submit`].
     pub(crate) fn submit_as(&mut self, id: RequestId, request: Request) -> Result<()> {
         self.runner.submit(id, request)
     }
@@ -188,7 +187,7 @@ impl Engine {
     /// so it may share steps and pages with other requests. A text may be as long as the context.
     ///
     /// # Errors
-    /// As [`RequestLimits::check_embedding`].
+    /// Same as [`RequestLimits::check_embedding`].
     pub fn submit_embedding(&mut self, request: EmbeddingRequest) -> Result<RequestId> {
         let id = self.runner.requests().next_id();
         self.submit_embedding_as(id, request)?;
@@ -198,13 +197,13 @@ impl Engine {
     /// Queues an embedding request under an id from [`Self::ids`].
     ///
     /// # Errors
-    /// As [`Self::submit_embedding`].
+    /// Same as [`Self::submit_embedding`].
     pub(crate) fn submit_embedding_as(&mut self, id: RequestId, request: EmbeddingRequest) -> Result<()> {
         self.runner.submit_embedding(id, request)
     }
 
-    /// Cancels a request. Its pages are free at once: steps in flight still write to them, but before any step that is launched
-    /// later.
+    /// Cancels a request. Its pages can be reused at once: steps in flight may still write to them, but complete before any
+    /// step that is launched later.
     pub fn cancel(&mut self, id: RequestId) {
         self.runner.cancel(id);
         if let Some(speculator) = &mut self.speculator {
@@ -212,9 +211,9 @@ impl Engine {
         }
     }
 
-    /// Whether a request that has not ended has ever been in a step.
-    pub(crate) fn has_begun(&self, id: RequestId) -> bool {
-        self.runner.requests().has_begun(id)
+    /// Whether a request has been in a step and has not ended.
+    pub(crate) fn has_started(&self, id: RequestId) -> bool {
+        self.runner.requests().has_started(id)
     }
 
     /// Completes a step and returns its tokens: one of every request that generates or whose prompt is processed, and after it the
@@ -243,7 +242,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the steps that were launched since [`Self::record_steps`], and stops recording.
+    /// Returns the steps launched since [`Self::record_steps`], and stops recording.
     pub fn take_steps(&mut self) -> Vec<LaunchedStep> {
         self.runner.take_steps()
     }
@@ -253,7 +252,7 @@ impl Engine {
         self.runner.requests_mut().take_failures()
     }
 
-    /// Takes the embeddings that were finished since the last call: vectors of length 1.
+    /// Takes the embeddings that were finished since the last call, scaled to length 1 unless the request asked otherwise.
     pub fn take_embeddings(&mut self) -> Vec<(RequestId, Vec<f32>)> {
         self.runner.requests_mut().take_embeddings()
     }

@@ -11,7 +11,7 @@ pub enum EngineError {
     #[error(transparent)]
     Hal(#[from] dsrun_core::Error),
 
-    /// The model lacks something or cannot be built.
+    /// The model lacks a required part, or cannot be built.
     #[error(transparent)]
     Model(#[from] ModelError),
 
@@ -30,7 +30,7 @@ pub enum EngineError {
         option: &'static str,
         /// The given value.
         value: String,
-        /// The range or the rule that it breaks.
+        /// The rule that the value violates.
         rule: String,
     },
 
@@ -58,7 +58,7 @@ pub enum EngineError {
     HostMemory {
         /// Bytes of the weights in host memory.
         needed: u64,
-        /// Bytes that the host can give.
+        /// Bytes available on the host.
         available: u64,
     },
 
@@ -86,7 +86,7 @@ pub enum EngineError {
         vocabulary: usize,
     },
 
-    /// A draft model has another vocabulary than the model that it would propose tokens for.
+    /// The vocabulary of a draft model differs from that of the target model.
     #[error(
         "{draft} cannot propose tokens for {model}: {reason}\nhint: a draft model needs the same tokenizer, as smaller models of \
          the same family have"
@@ -100,11 +100,11 @@ pub enum EngineError {
         reason: String,
     },
 
-    /// The constraint on an answer could not continue.
+    /// The constraint on an answer (grammar, schema, regular expression) failed.
     #[error(transparent)]
     Constraint(#[from] ConstraintError),
 
-    /// A request has no token that may be sampled.
+    /// No token of the vocabulary may be sampled for a request.
     #[error("no token can be sampled: the model's logits are not finite, or the bias forbids every token")]
     NoToken,
 
@@ -112,7 +112,7 @@ pub enum EngineError {
     #[error("the text has no embedding: the model's hidden states are not finite")]
     NoEmbedding,
 
-    /// The model lacks something that the call needs.
+    /// The model lacks a part that the call needs.
     #[error("the model has no {what}: {hint}")]
     Missing {
         /// The missing part.
@@ -122,7 +122,7 @@ pub enum EngineError {
     },
 }
 
-/// The error of a constraint that could not continue.
+/// The error of a failed constraint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the constraint on the answer failed: {0}")]
 pub struct ConstraintError(

@@ -1,8 +1,8 @@
 //! Several processes that run a model together, each with some of its ranks.
 //!
-//! All processes run the same command. Process 0 leads: it schedules, and tells the others what to do. They meet at an address that
-//! their launcher gives them ([`Launch`]), compare what they are about to run, and then stay connected. A process that ends or stops
-//! is noticed by its connections, and all others end with an error that names it.
+//! All processes run the same command. Process 0 leads: it schedules and sends commands to the others. They connect through a
+//! rendezvous address from their launcher ([`Launch`]), check that they are about to run the same thing, and stay connected. When
+//! a process ends or hangs, the others notice it by the connection and end with an error that names it.
 
 mod facts;
 mod launch;
@@ -22,13 +22,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The time in which all processes have to come.
+/// The time within which all processes have to connect.
 const MEETING_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The time that processes wait for each other while they plan and load. A process that has ended is noticed long before.
-const PATIENCE: Duration = Duration::from_secs(3600);
+/// How long processes wait for each other while they plan and load. A process that has ended is noticed much earlier.
+const PEER_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// The time in which a process learns why a wait for a rank of another has failed, and the time between looks for it.
+/// After a wait for a rank of another process has failed: how long to wait for the error that caused it, and how often to check.
 const CAUSE_TIMEOUT: Duration = Duration::from_secs(3);
 const CAUSE_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -39,10 +39,10 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// Joins the other processes, and waits until all have come.
+    /// Connects to the other processes, and waits until all have connected.
     ///
     /// # Errors
-    /// If the address cannot be used, or a process does not come within five minutes; the message names it.
+    /// If the address cannot be used, or a process does not connect within five minutes; the message names it.
     pub fn join(launch: &Launch) -> Result<Arc<Self>> {
         let Launch { meeting, process, processes, .. } = launch;
         Ok(Arc::new(Self {
@@ -60,7 +60,7 @@ impl Processes {
         self.group.ranks()
     }
 
-    /// Whether this process schedules, and has the results.
+    /// Whether this process is process 0, which schedules and reads the results.
     pub fn leads(&self) -> bool {
         self.process() == 0
     }
@@ -70,13 +70,13 @@ impl Processes {
         self.group.address()
     }
 
-    /// What every process says, in their order. `what` names it in messages.
+    /// Gathers a value from every process, in order of process number. `what` names the operation in error messages.
     ///
     /// # Errors
     /// If a process has ended.
     pub(crate) fn gather<T: Serialize + DeserializeOwned>(&self, what: &str, own: &T) -> Result<Vec<T>> {
         let own = encode(own)?;
-        let all = self.group.gather_within(PATIENCE, what, &own)?;
+        let all = self.group.gather_within(PEER_TIMEOUT, what, &own)?;
         all.iter().map(|bytes| decode(bytes)).collect()
     }
 
@@ -92,7 +92,7 @@ impl Processes {
         }
     }
 
-    /// Ends all other processes if this one has failed: they wait for it, and get its error.
+    /// Passes a result on. If it is an error, all other processes are aborted with it, since they may be waiting for this one.
     pub(crate) fn checked<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| {
             let error = self.cause(error);
@@ -101,8 +101,8 @@ impl Processes {
         })
     }
 
-    /// The error of the process that has failed, if one has, in place of the error of a wait for one of its ranks. Members of a group
-    /// of ranks have numbers of their own, and processes notice a failure about when the groups of their ranks do.
+    /// The original error if another process has failed, otherwise `error`. A failed wait for a remote rank only names the rank's
+    /// number within its group; the process connection, which notices the failure at about the same time, has the real cause.
     pub(crate) fn cause(&self, error: EngineError) -> EngineError {
         if !matches!(&error, EngineError::Hal(error) if error.code() == Code::Communication) {
             return error;
@@ -117,29 +117,29 @@ impl Processes {
         }
     }
 
-    /// Sends another process something to do.
+    /// Sends a message to another process.
     ///
     /// # Errors
     /// If the process has ended, or a process has failed.
-    pub(crate) fn tell<T: Serialize>(&self, process: usize, order: &T) -> Result<()> {
+    pub(crate) fn send<T: Serialize>(&self, process: usize, order: &T) -> Result<()> {
         Ok(self.group.send_message(&encode(order)?, process)?)
     }
 
-    /// Waits for what a process sends, however long it takes: the process is known to be alive.
+    /// Waits for a message from another process, without a time limit as long as its heartbeats arrive.
     ///
     /// # Errors
-    /// If the process has ended or sends nothing, not even signs of life, or a process has failed.
-    pub(crate) fn hear<T: DeserializeOwned>(&self, process: usize) -> Result<T> {
+    /// If the process has ended or sends no heartbeats, or a process has failed.
+    pub(crate) fn receive<T: DeserializeOwned>(&self, process: usize) -> Result<T> {
         decode(&self.group.receive_message(Duration::MAX, process)?)
     }
 
-    /// Makes every wait for a process fail at once, on every process.
+    /// Makes every wait for another process fail at once, on all processes.
     pub(crate) fn abort(&self, reason: &str) {
         self.group.abort_group(reason);
     }
 }
 
-/// The text of an error for other processes, which have the code of an error of their own.
+/// The message of an error without its code, to send to other processes.
 pub(crate) fn reason(error: &EngineError) -> String {
     match error {
         EngineError::Hal(error) => error.message().to_owned(),

@@ -1,4 +1,4 @@
-//! Runs requests on a device: plans a step with the scheduler, launches it, and reads its tokens when the next step is in flight.
+//! Runs requests on a device: schedules a step, launches it, and reads its tokens while the next step runs.
 //!
 //! | module | holds |
 //! |---|---|
@@ -6,10 +6,10 @@
 //! | `requests`, `active_request` | requests that have not ended |
 //! | `executor` | the device side: weights, states, compiled steps |
 //! | `followers` | the other ranks of a model that is split over several devices |
-//! | `load` | brings the weights to the device |
+//! | `load` | loads the weights onto the device |
 //! | `step` | the run loop: launch a step, complete a step |
 //! | `inputs`, `request_table` | data that the host sends before a step |
-//! | `token_limits` | bias and mask of requests that may not sample every token |
+//! | `token_limits` | logit bias and token masks of requests that may not sample every token |
 //! | `readback`, `hidden_states`, `pooler`, `top_tokens` | data that the host reads after a step |
 //! | `call_by_call` | a step whose calls run one at a time, for measurements |
 //! | `exclusive`, `step_size`, `warm_up` | work while no request runs |
@@ -57,7 +57,8 @@ use token_limits::TokenLimits;
 /// A model that is loaded on a device, and the requests that it serves.
 #[derive(Debug)]
 pub(crate) struct Runner {
-    /// Host memory for the pages of pre-empted requests. Dropped before the device memory that its calls are bound to.
+    /// Host memory for the pages of pre-empted requests. Declared first, so that it is dropped before the device memory that its
+    /// calls are bound to.
     swap: Option<SwapSpace>,
     executor: Executor,
     requests: Requests,
@@ -65,18 +66,18 @@ pub(crate) struct Runner {
     token_limits: TokenLimits,
     readback: Readback,
     hidden: HiddenStates,
-    /// The number of parts of a text that the model tells apart, if it is an encoder.
+    /// The number of token types of an encoder.
     token_types: usize,
     /// Steps in flight, the oldest first.
     in_flight: VecDeque<InFlightStep>,
-    /// What became of drafts, until [`Self::take_draft_outcomes`].
+    /// Outcomes of drafts that [`Self::take_draft_outcomes`] has not returned yet.
     draft_outcomes: Vec<DraftOutcome>,
     /// The steps that were launched, if they are [recorded](Self::record_steps).
     launched: Option<Vec<LaunchedStep>>,
     /// The number of completed steps.
     completed: usize,
     statistics: Statistics,
-    // Kept from step to step for their memory.
+    // Reused from step to step to avoid allocations.
     scheduled: ScheduledStep,
     inputs: StepInputs,
 }
@@ -92,7 +93,7 @@ impl Runner {
         &self.executor
     }
 
-    /// As [`Self::executor`].
+    /// Same as [`Self::executor`].
     pub(crate) fn executor_mut(&mut self) -> &mut Executor {
         &mut self.executor
     }
@@ -102,12 +103,12 @@ impl Runner {
         &self.requests
     }
 
-    /// As [`Self::requests`].
+    /// Same as [`Self::requests`].
     pub(crate) fn requests_mut(&mut self) -> &mut Requests {
         &mut self.requests
     }
 
-    /// The limits that a request has to keep to.
+    /// The limits that requests are checked against.
     pub(crate) fn limits(&self) -> RequestLimits {
         let plan = self.plan();
         RequestLimits {
@@ -133,15 +134,15 @@ impl Runner {
     /// Queues a request under an id of [`Requests::next_id`].
     ///
     /// # Errors
-    /// As [`RequestLimits::check`].
+    /// Same as [`RequestLimits::check`].
     pub(crate) fn submit(&mut self, id: RequestId, request: Request) -> Result<()> {
         let limits = self.limits();
         limits.check(&request)?;
         let limit = limits.most_tokens(&request);
         let root = self.requests.scheduler().pages().root(request.cache_salt.as_deref());
         let (tokens, priority) = (as_i32(&request.prompt).collect(), request.priority);
-        // Penalties count the tokens before a row, and a constraint has to accept them: both would have to know which of the
-        // proposed tokens are accepted.
+        // Penalties count the tokens before a row, and a constraint must accept each of them. Both would need to know which
+        // proposed tokens are accepted before the step has run.
         let speculates = self.plan().options.speculation.is_some()
             && request.constraint.is_none()
             && !request.sampling.penalises();
@@ -163,7 +164,7 @@ impl Runner {
     /// Queues an embedding request under an id of [`Requests::next_id`].
     ///
     /// # Errors
-    /// As [`RequestLimits::check_embedding`].
+    /// Same as [`RequestLimits::check_embedding`].
     pub(crate) fn submit_embedding(&mut self, id: RequestId, request: EmbeddingRequest) -> Result<()> {
         let limits = self.limits();
         limits.check_embedding(&request)?;
@@ -173,7 +174,7 @@ impl Runner {
             limit: 1,
             priority,
             waits_for_host: false,
-            // The cache has no hidden states, and a mean needs those of every token.
+            // The KV cache does not hold hidden states, and pooling by mean needs those of every token.
             reuses_prefix: pooling == Pooling::Last && !limits.encoder,
             root: self.requests.scheduler().pages().root(None),
             provisional: false,
@@ -184,8 +185,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Cancels a request. Its pages are free at once: steps in flight still write to them, but before any step that is launched
-    /// later.
+    /// Cancels a request. Its pages can be reused at once: steps in flight may still write to them, but complete before any
+    /// step that is launched later.
     pub(crate) fn cancel(&mut self, id: RequestId) {
         if self.end(id) {
             self.statistics.cancelled += 1;
@@ -210,7 +211,7 @@ impl Runner {
         ended
     }
 
-    /// Ends the request of a sequence, and counts again.
+    /// Ends the request of a sequence, and updates the statistics.
     pub(crate) fn end_sequence(&mut self, key: SequenceKey) {
         if let Some(id) = self.requests.scheduler().get(key).map(|sequence| sequence.item.id) {
             self.end(id);
@@ -228,7 +229,7 @@ impl Runner {
         self.launched.take().unwrap_or_default()
     }
 
-    /// Brings the statistics up to date.
+    /// Updates the statistics.
     fn count(&mut self) {
         let scheduler = self.requests.scheduler();
         let (pages, counts) = (scheduler.pages(), scheduler.counts());
@@ -255,7 +256,7 @@ impl Runner {
 /// A sequence of an active request.
 pub(crate) type RequestSequence = Sequence<ActiveRequest>;
 
-/// Tokens as the device has them. They were checked against the vocabulary, which is far below `i32::MAX`.
+/// Tokens in the device's type. They were checked against the vocabulary size, which is far below `i32::MAX`.
 pub(crate) fn as_i32(tokens: &[u32]) -> impl Iterator<Item = i32> + '_ {
     tokens.iter().map(|token| *token as i32)
 }

@@ -1,4 +1,4 @@
-//! An engine on a thread of its own, for many callers at once.
+//! Runs an engine on its own thread and serves many callers at once.
 //!
 //! A [`Service`] owns the thread, and callers clone its [`Handle`]. A request becomes a [`TokenStream`], which any async runtime can
 //! poll and a plain thread can block on. Dropping the stream cancels the request. When the engine fails, or its thread panics,
@@ -31,14 +31,14 @@ use std::{
 pub use stream::TokenStream;
 use tokio::sync::{mpsc::unbounded_channel, oneshot, watch};
 
-/// The time that dropping a service waits for its thread.
+/// How long dropping a service waits for its thread to end.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The options of a service.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct ServiceOptions {
-    /// The most requests that may wait to start; more are refused with [`ServiceError::Busy`].
+    /// The maximum number of requests that may wait to start; more are refused with [`ServiceError::Busy`].
     pub queue: usize,
 }
 
@@ -48,7 +48,7 @@ impl Default for ServiceOptions {
     }
 }
 
-/// The phase of a service's life.
+/// The lifecycle phase of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServicePhase {
     /// It accepts requests.
@@ -66,7 +66,7 @@ enum Command {
     Submit(RequestId, Box<Request>, stream::Sender),
     Embed(RequestId, EmbeddingRequest, embedding::Sender),
     Cancel(RequestId),
-    /// An admission ended, so that the engine may have drained.
+    /// An admission was dropped, so a draining engine may be done.
     Released,
     Drain,
     Stop,
@@ -77,37 +77,37 @@ enum Command {
 struct Shared {
     /// Requests that were submitted and have not started.
     waiting: AtomicUsize,
-    /// Admissions that have not ended.
+    /// The number of admissions that still exist.
     admissions: AtomicUsize,
     statistics: Mutex<Statistics>,
     phase: watch::Sender<ServicePhase>,
     /// The time at which the present step began; `None` between steps.
     step_start: Mutex<Option<Instant>>,
-    /// The reason why streams end early, once they do.
+    /// The reason why the thread ended; `None` while it runs.
     ended: Mutex<Option<ServiceError>>,
 }
 
 impl Shared {
-    /// The reason why a stream has ended before its request.
+    /// The reason why the thread ended, as the error of a stream.
     fn ended(&self) -> ServiceError {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.clone().unwrap_or(ServiceError::Stopped)
     }
 
-    /// The reason why the stream of a request that never began has ended. Those of others are told the reason.
-    fn unserved(&self) -> ServiceError {
+    /// The error of a request whose channel closed without a message, which means that it never ran.
+    fn never_started(&self) -> ServiceError {
         match self.ended() {
             ServiceError::Failed { message } => ServiceError::NotBegun { message },
             reason => reason,
         }
     }
 
-    /// Notes that a step begins, or that it has ended.
+    /// Records when the current step began, or that it has ended.
     fn set_step_start(&self, start: Option<Instant>) {
         *self.step_start.lock().unwrap_or_else(PoisonError::into_inner) = start;
     }
 
-    /// Sets the reason why the thread ends, unless there is one.
+    /// Sets the reason why the thread ends, unless it is already set.
     fn end(&self, reason: ServiceError) {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
     }
@@ -128,7 +128,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Service {
     handle: Handle,
-    /// Signalled when the thread has dropped everything; `None` once that was waited for.
+    /// Disconnects when the thread has dropped everything; `None` after that was waited for.
     done: Option<mpsc::Receiver<()>>,
 }
 
@@ -157,7 +157,7 @@ impl Service {
             shared: shared.clone(),
         };
         let run = move || {
-            // Dropped last, whatever happens, which signals that the thread has ended.
+            // Dropped last, also during a panic, which signals that the thread has ended.
             let _done = done_sender;
             EngineThread::new(engine, inbox, shared).run();
         };
@@ -228,8 +228,8 @@ impl Handle {
         Ok(stream)
     }
 
-    /// Submits a request that another service had accepted and has [not begun](ServiceError::NotBegun): it is taken although the
-    /// queue is full or the service drains.
+    /// Submits a request that another service had accepted but [never started](ServiceError::NotBegun). It is accepted even if
+    /// the queue is full or the service drains.
     ///
     /// # Errors
     /// [`ServiceError::Request`] if the request cannot run at all, or the reason why the service has ended.
@@ -245,7 +245,7 @@ impl Handle {
     /// Submits an embedding request. Never blocks; dropping the result cancels the request.
     ///
     /// # Errors
-    /// As [`Self::submit`].
+    /// Same as [`Self::submit`].
     pub fn embed(&self, request: EmbeddingRequest) -> Result<PendingEmbedding, ServiceError> {
         let id = self.enqueue(self.limits.check_embedding(&request))?;
         self.deliver_embedding(id, request)
@@ -255,7 +255,7 @@ impl Handle {
     /// queue fills or the service starts to drain. The admission takes one place in the queue until it is dropped.
     ///
     /// # Errors
-    /// As [`Self::submit`].
+    /// Same as [`Self::submit`].
     pub fn admit(&self) -> Result<Admission, ServiceError> {
         self.enqueue(Ok(()))?;
         Ok(Admission::new(self.clone()))
@@ -272,7 +272,7 @@ impl Handle {
         Ok(pending)
     }
 
-    /// Takes a place in the queue and an id for a request, given the result of its check.
+    /// Reserves a place in the queue and an id for a request, if its check succeeded.
     fn enqueue(&self, checked: crate::error::Result<()>) -> Result<RequestId, ServiceError> {
         match self.phase() {
             ServicePhase::Running => {}
@@ -349,7 +349,7 @@ impl Handle {
         let _ = phase.wait_for(|phase| *phase as u8 >= wanted as u8).await;
     }
 
-    /// Sends a command that needs no answer. If the thread has ended, the command is moot.
+    /// Sends a command that needs no answer. It is lost if the thread has ended, where it would have no effect.
     fn send(&self, command: Command) {
         let _ = self.commands.send(command);
     }

@@ -1,4 +1,4 @@
-//! What processes compare before they run a model together.
+//! The facts that processes compare before they run a model together.
 
 use crate::{
     error::{EngineError, Result},
@@ -11,7 +11,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-/// What a process is about to run, each fact by its name.
+/// What a process is about to run, as facts by name.
 pub(crate) type Facts = BTreeMap<String, String>;
 
 /// Bytes of each tensor that are compared.
@@ -28,22 +28,21 @@ pub(crate) fn facts(model: &Model, options: &EngineOptions) -> Result<Facts> {
     let option = |(name, value): (String, toml::Value)| (format!("option {name}"), value.to_string());
     let mut facts: Facts = table.into_iter().map(option).collect();
     facts.insert("the version".into(), env!("CARGO_PKG_VERSION").into());
-    facts.insert("the model".into(), model_mark(model)?);
+    facts.insert("the model".into(), model_fingerprint(model)?);
     Ok(facts)
 }
 
-/// A mark that differs where the models differ: in their configuration, the names and types of their tensors, or the beginning
-/// of a tensor's data.
-fn model_mark(model: &Model) -> Result<String> {
+/// A hash of the model's configuration, the names and types of its tensors, and the first bytes of each tensor.
+fn model_fingerprint(model: &Model) -> Result<String> {
     let source = model.weights();
     let mut names = source.names();
     names.sort_unstable();
-    // Its keys are fixed, and all processes have the same version.
+    // `DefaultHasher` has fixed keys, and all processes run the same version, so equal models have equal hashes.
     let mut hasher = DefaultHasher::new();
     format!("{:?}", model.config()).hash(&mut hasher);
     for name in names {
         name.hash(&mut hasher);
-        // A tensor that weights cannot have is not read by anyone.
+        // A tensor of a type that no weight can have is never read.
         let Ok(weight) = source.tensor_type(name) else { continue };
         format!("{weight:?}").hash(&mut hasher);
         if weight.rows() > 0 {
@@ -51,10 +50,10 @@ fn model_mark(model: &Model) -> Result<String> {
             bytes[..bytes.len().min(SAMPLE_BYTES)].hash(&mut hasher);
         }
     }
-    Ok(format!("{} with mark {:016x}", model.name(), hasher.finish()))
+    Ok(format!("{} with fingerprint {:016x}", model.name(), hasher.finish()))
 }
 
-/// Describes the first fact in which a process differs from process 0.
+/// Describes the first fact that differs between a process and process 0.
 pub(super) fn difference(all: &[Facts]) -> Option<String> {
     let (first, others) = all.split_first()?;
     let shown = |facts: &Facts, name: &str| facts.get(name).cloned().unwrap_or_else(|| "none".into());

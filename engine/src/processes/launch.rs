@@ -1,20 +1,20 @@
-//! How a launcher tells a process which of several it is, and where they meet.
+//! Reads from a launcher's environment variables which of several processes this one is, and where they meet.
 
 use std::fmt;
 
-/// The port where processes meet if neither the launcher nor the user names one; that of torchrun.
+/// The default rendezvous port, that of torchrun.
 const DEFAULT_PORT: u16 = 29500;
 
 /// A program that starts several processes of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Launcher {
-    /// The one that has set its variables.
+    /// The launcher whose variables are set.
     #[default]
     Auto,
-    /// None: this process is the only one.
+    /// No launcher: this process is the only one.
     None,
-    /// torchrun, or whoever sets `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
+    /// torchrun, or any launcher that sets `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
     Torchrun,
     /// A step of Slurm, started with `srun`.
     Slurm,
@@ -39,7 +39,7 @@ pub struct Launch {
     pub meeting: String,
 }
 
-/// A launcher's variables do not say what they should.
+/// A launcher's variable is missing or invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}\nhint: {hint}")]
 pub struct LaunchError {
@@ -51,8 +51,8 @@ pub struct LaunchError {
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Launch {
-    /// What the launcher says, or `None` if this process is the only one. `meeting` is the host and port that the user names, and
-    /// `variable` looks up a variable of the process.
+    /// Reads the launch from the environment; `None` if this process is the only one. `meeting` is the user's rendezvous address
+    /// (host and port), and `variable` looks up an environment variable.
     ///
     /// # Errors
     /// If a variable is missing, is no number, or is out of range.
@@ -120,7 +120,7 @@ impl Read<'_> {
         Ok(self.number(name)?.unwrap_or(0))
     }
 
-    /// The launch with these numbers; the processes meet at the user's address, else at `host` and `port`.
+    /// Makes the launch from these numbers. The rendezvous address is the user's, or else `host` and `port`.
     fn launch(
         &self,
         [process, processes, local_process, local_processes]: Numbers,
@@ -152,7 +152,7 @@ impl Read<'_> {
         let local = self.number("LOCAL_RANK")?.unwrap_or(0);
         let locals = self.number("LOCAL_WORLD_SIZE")?.unwrap_or(local + 1);
         let mut port = self.number("MASTER_PORT")?.unwrap_or(usize::from(DEFAULT_PORT));
-        // The agent of torchrun listens at the port itself.
+        // torchrun's agent already listens on that port.
         if self.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|used| used.eq_ignore_ascii_case("true")) {
             port += 1;
         }
@@ -213,7 +213,7 @@ fn first_node(nodes: &str) -> String {
     name.to_owned() + &number
 }
 
-/// The number that a text such as `2(x3),1` begins with.
+/// Parses the leading number of a text such as `2(x3),1`.
 fn leading_number(text: &str) -> Option<usize> {
     text[..text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len())].parse().ok()
 }

@@ -1,4 +1,4 @@
-//! A request that has not ended, as the runner keeps it.
+//! The runner's data of a request that has not ended.
 
 use super::pooler::Pooler;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 pub(crate) struct ActiveRequest {
     /// Its id.
     pub(crate) id: RequestId,
-    /// The most tokens to generate.
+    /// The maximum number of tokens to generate.
     pub(crate) limit: usize,
     /// How tokens are chosen.
     pub(crate) sampling: SamplingOptions,
@@ -19,7 +19,7 @@ pub(crate) struct ActiveRequest {
     stop_ids: Vec<u32>,
     /// Whether the model's own end tokens do not end the answer.
     ignore_end: bool,
-    /// The fewest tokens to generate.
+    /// The minimum number of tokens to generate.
     pub(crate) min_tokens: usize,
     /// The bias on the logits of tokens.
     pub(crate) bias: Vec<(u32, f32)>,
@@ -73,7 +73,7 @@ impl ActiveRequest {
         Self { pooler: Some(pooler), second, ..Self::new(id, 1, Request::default(), false) }
     }
 
-    /// A request of a draft model that samples as this one does, without an end.
+    /// A request for the draft model with the same sampling options, but without end tokens.
     pub(crate) fn draft(&self, id: RequestId, vocabulary: usize) -> Self {
         let request = Request {
             sampling: self.sampling.clone(),

@@ -1,4 +1,5 @@
-//! A step whose calls run one at a time and whose results are all kept, so that each call can be observed, timed or repeated.
+//! A step whose calls run one at a time and whose intermediate results are all kept, so that each call can be observed, timed or
+//! repeated.
 
 use super::{executor::Executor, inputs::StepInputs};
 use crate::{
@@ -20,7 +21,7 @@ pub(crate) struct CallByCall {
 }
 
 impl CallByCall {
-    /// Plans and allocates a step of a program, which has the weights and states of the executor's, with at least `workspace` bytes
+    /// Plans and allocates a step of a program with the same weights and states as the executor's, and at least `workspace` bytes
     /// of scratch memory.
     ///
     /// # Errors
@@ -57,7 +58,7 @@ impl CallByCall {
         (&self.layout.program.nodes[node], &self.layout.calls[node])
     }
 
-    /// The nodes of some segments that have something to do, in order.
+    /// The nodes of the given segments that have to run, in order.
     ///
     /// # Errors
     /// If a node names a segment that does not exist, which is a defect.

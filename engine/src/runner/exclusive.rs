@@ -1,4 +1,4 @@
-//! Work that has the device to itself, while no request runs.
+//! Exclusive use of the device, while no request runs.
 
 use super::{Runner, request_table::TableRow};
 use crate::{
@@ -23,7 +23,7 @@ impl Runner {
         Err(Error::new(Code::FailedPrecondition, message).into())
     }
 
-    /// Lends pages for this many tokens to `work`.
+    /// Runs `work` with pages for this many tokens, which are returned afterwards.
     ///
     /// # Errors
     /// If requests wait or run, there are fewer pages, or the model is an encoder; those of `work`.

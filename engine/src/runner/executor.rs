@@ -1,4 +1,4 @@
-//! The device side of a runner: weights and states, and the steps that are compiled so far.
+//! The executor: a model's weights and states on one device, and the steps compiled for them.
 
 use super::{
     followers::{Command, Followers},
@@ -22,17 +22,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The time after which a step counts as hung.
+/// The time after which a step is considered hung.
 pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The segment up to the logits.
+/// The segment that computes the logits.
 pub(super) const FORWARD: SegmentSet = SegmentSet::new(&[StepSegment::Forward]);
 
-/// All segments of a step that just samples.
+/// The segments of a step that samples without token limits and returns no hidden states.
 pub(super) const FORWARD_AND_SAMPLE: SegmentSet =
     SegmentSet::new(&[StepSegment::Forward, StepSegment::Sample]);
 
-/// The sets of segments that steps launch together: all of a step, or one by one if hidden states are read or tokens are limited.
+/// The sets of segments that are launched together: the whole step, or segment by segment if the host reads hidden states or
+/// uploads a token mask in between.
 const LAUNCHES: [SegmentSet; 5] = [
     FORWARD_AND_SAMPLE,
     FORWARD,
@@ -41,21 +42,21 @@ const LAUNCHES: [SegmentSet; 5] = [
     SegmentSet::new(&[StepSegment::SampleLimited]),
 ];
 
-/// A model on a device.
+/// Runs the steps of a model on one device, and forwards each command to the other ranks.
 #[derive(Debug)]
 pub(crate) struct Executor {
     /// The other ranks, if this is rank 0 of several.
     followers: Option<Followers>,
-    /// Commands that other ranks have and this one has yet to run, if it [defers](Self::defer) them.
+    /// Commands that were sent to the other ranks but not run here yet, if this rank [defers](Self::defer) them.
     deferred: Option<VecDeque<Command>>,
-    /// The number of commands that were deferred so far.
-    ordered: u64,
-    // Dropped first: bound calls hold buffers and weights.
+    /// The total number of commands deferred so far, those that have run included.
+    issued: u64,
+    // Declared before the buffers and weights that bound calls refer to, so that it is dropped first.
     steps: HashMap<Bucket, CompiledStep>,
     plans: PlanCache,
     stream: Box<dyn Stream>,
     resident: Resident,
-    /// The slots that streamed layers pass through, if there are any.
+    /// The ring buffer of device slots for streamed layers, if any layer is streamed.
     ring: Option<WeightRing>,
     shared: SharedMemory,
     /// The request table.
@@ -63,14 +64,14 @@ pub(crate) struct Executor {
     device: Arc<dyn Device>,
     plan: EnginePlan,
     compiled_steps: u64,
-    /// The inputs of the next step. Kept from step to step for its memory.
+    /// The inputs of the next step. Reused to avoid an allocation per step.
     staging: Vec<u8>,
-    /// The beginning of the steps' input buffer on the device.
+    /// What the start of the input buffer on the device holds; empty if unknown.
     uploaded: Vec<u8>,
 }
 
 impl Executor {
-    /// A model whose weights and states are on the device. `table` is the memory of its request table.
+    /// Makes an executor for weights and states that are on the device. `table` is the memory of the request table.
     pub(super) fn new(
         plan: EnginePlan,
         device: Arc<dyn Device>,
@@ -83,7 +84,7 @@ impl Executor {
         Self {
             followers: None,
             deferred: None,
-            ordered: 0,
+            issued: 0,
             steps: HashMap::new(),
             plans: PlanCache::default(),
             stream,
@@ -99,12 +100,12 @@ impl Executor {
         }
     }
 
-    /// Has other ranks of this process do what this one does.
+    /// Forwards every command to the other ranks of this process from now on.
     pub(super) fn lead(&mut self, followers: Followers) {
         self.followers = Some(followers);
     }
 
-    /// Has the ranks of other processes do what this one does.
+    /// Forwards every command to the ranks of the other processes, too.
     ///
     /// # Errors
     /// If the rank has no group, or a thread cannot be started.
@@ -120,31 +121,32 @@ impl Executor {
         self.followers.insert(followers).add_processes(processes)
     }
 
-    /// Has other ranks start with a command at once, while this one runs it only [when its results are needed](Self::run_until).
+    /// Defers commands on this rank from now on: the other ranks start a command at once, this one runs it [when its results are
+    /// needed](Self::run_until).
     ///
-    /// The rank that schedules has the last stage of a pipeline. If it computed, or waited for the stage before its own, whenever it
-    /// gives out a command, the other stages would wait for the next one.
+    /// The rank that schedules also runs the last pipeline stage. If it ran each command before it issued the next one, the
+    /// earlier stages would be idle meanwhile.
     pub(super) fn defer(&mut self) {
         self.deferred = Some(VecDeque::new());
     }
 
-    /// Whether commands are deferred.
+    /// Whether this rank defers its commands.
     pub(super) fn defers(&self) -> bool {
         self.deferred.is_some()
     }
 
-    /// The number of commands so far, for [`Self::run_until`].
-    pub(super) fn ordered(&self) -> u64 {
-        self.ordered
+    /// The total number of deferred commands so far, for [`Self::run_until`].
+    pub(super) fn issued(&self) -> u64 {
+        self.issued
     }
 
-    /// Runs deferred commands in their order, up to the first `ordered` of all.
+    /// Runs deferred commands in order, until the first `issued` of them have run.
     ///
     /// # Errors
-    /// If the device failed, or another rank.
-    pub(super) fn run_until(&mut self, ordered: u64) -> Result<()> {
+    /// If this device or another rank failed.
+    pub(super) fn run_until(&mut self, issued: u64) -> Result<()> {
         while let Some(deferred) = &mut self.deferred
-            && self.ordered - deferred.len() as u64 != ordered
+            && self.issued - deferred.len() as u64 != issued
             && let Some(command) = deferred.pop_front()
         {
             self.run(&command)?;
@@ -153,12 +155,12 @@ impl Executor {
     }
 
     /// # Errors
-    /// That of the rank that failed first.
+    /// The error of the rank that failed first.
     pub(crate) fn check_ranks(&self) -> Result<()> {
         self.followers.as_ref().map_or(Ok(()), Followers::check)
     }
 
-    /// Ends every wait for another rank.
+    /// Makes every wait for another rank fail with `reason`.
     pub(super) fn abort(&self, reason: &str) {
         match &self.followers {
             Some(followers) => followers.abort(reason),
@@ -171,17 +173,17 @@ impl Executor {
         self.followers.is_some()
     }
 
-    /// Has the other ranks run a command, and runs it.
+    /// Sends a command to the other ranks, and runs it here or defers it.
     ///
     /// # Errors
     /// If a device failed, or refuses a step.
-    pub(super) fn order(&mut self, command: Command) -> Result<()> {
+    pub(super) fn issue(&mut self, command: Command) -> Result<()> {
         if let Some(followers) = &self.followers {
             followers.send(&command)?;
         }
         if let Some(deferred) = &mut self.deferred {
             deferred.push_back(command);
-            self.ordered += 1;
+            self.issued += 1;
             return Ok(());
         }
         self.run(&command)
@@ -197,18 +199,18 @@ impl Executor {
             Command::Mask(bucket, mask) => self.write_mask(*bucket, mask),
             Command::Table(offset, bytes) => self.write_table(*offset, bytes),
         };
-        self.explained(done)
+        self.with_root_cause(done)
     }
 
-    /// Whether this rank is the only one, which needs no commands.
-    fn is_alone(&self) -> bool {
+    /// Whether this is the only rank, so that commands need not be recorded for others.
+    fn is_only_rank(&self) -> bool {
         self.followers.is_none()
     }
 
-    /// The error of the rank that failed first; the other ranks end.
-    fn explained<T>(&self, result: Result<T>) -> Result<T> {
+    /// Replaces an error by that of the rank that failed first, and stops all ranks.
+    fn with_root_cause<T>(&self, result: Result<T>) -> Result<T> {
         match &self.followers {
-            Some(followers) => result.map_err(|error| followers.explained(error)),
+            Some(followers) => result.map_err(|error| followers.root_cause(error)),
             None => result,
         }
     }
@@ -248,23 +250,23 @@ impl Executor {
         self.compiled_steps
     }
 
-    /// Waits for all enqueued work, and runs deferred commands before. `what` names it in the error of a timeout.
+    /// Runs the deferred commands, then waits for all enqueued work. `what` names the work in a timeout error.
     ///
     /// # Errors
     /// If the device failed, or does not finish in time.
     pub(crate) fn synchronize(&mut self, what: &str) -> Result<()> {
-        self.run_until(self.ordered)?;
+        self.run_until(self.issued)?;
         Ok(self.stream.synchronize(what, STEP_TIMEOUT)?)
     }
 
-    /// Uploads a row of a state of `bytes.len()` bytes a row.
+    /// Uploads row `row` of a state whose rows have `bytes.len()` bytes.
     ///
     /// # Errors
     /// If the device failed.
     pub(crate) fn upload_state_row(&mut self, state: StepState, row: usize, bytes: &[u8]) -> Result<()> {
-        match self.is_alone() {
+        match self.is_only_rank() {
             true => self.write_state_row(state, row, bytes),
-            false => self.order(Command::StateRow(state, row, bytes.to_vec())),
+            false => self.issue(Command::StateRow(state, row, bytes.to_vec())),
         }
     }
 
@@ -273,18 +275,18 @@ impl Executor {
         Ok(self.stream.upload(bytes, &slice.slice(row * bytes.len(), bytes.len())?)?)
     }
 
-    /// The memory of a state; `None` if it is one of another stage of the pipeline.
+    /// The memory of a state; `None` if another pipeline stage holds it.
     fn state(&self, state: StepState) -> Result<Option<BufferSlice>> {
         let elsewhere = self.plan.stages() > 1 && !self.resident.tensors.contains_key(state.name());
         Ok(if elsewhere { None } else { Some(self.resident.state(state)?.clone()) })
     }
 
-    /// Zeroes a row of a state of `bytes` bytes a row.
+    /// Zeroes row `row` of a state whose rows have `bytes` bytes.
     ///
     /// # Errors
     /// If the device failed.
     pub(super) fn clear_state_row(&mut self, state: StepState, row: usize, bytes: usize) -> Result<()> {
-        self.order(Command::ClearRow(state, row, bytes))
+        self.issue(Command::ClearRow(state, row, bytes))
     }
 
     fn zero_state_row(&mut self, state: StepState, row: usize, bytes: usize) -> Result<()> {
@@ -292,14 +294,14 @@ impl Executor {
         Ok(self.stream.fill(&slice.slice(row * bytes, bytes)?, 0)?)
     }
 
-    /// Uploads bytes of the request table, from `offset` on.
+    /// Writes bytes to the request table on the device, starting at byte `offset`.
     ///
     /// # Errors
     /// If the device failed.
     pub(super) fn upload_table(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
-        match self.is_alone() {
+        match self.is_only_rank() {
             true => self.write_table(offset, bytes),
-            false => self.order(Command::Table(offset, bytes.to_vec())),
+            false => self.issue(Command::Table(offset, bytes.to_vec())),
         }
     }
 
@@ -307,7 +309,7 @@ impl Executor {
         Ok(self.stream.upload(bytes, &self.table.slice(offset, bytes.len())?)?)
     }
 
-    /// Runs the layers of a step with these inputs, up to the logits. Returns the step's bucket.
+    /// Enqueues the forward pass of a step with these inputs. Returns the step's bucket.
     ///
     /// # Errors
     /// If the device failed, or refuses the step.
@@ -315,30 +317,31 @@ impl Executor {
         let bucket = inputs.bucket(self.plan.limits);
         self.begin(bucket, inputs)?;
         self.launch(bucket, FORWARD)?;
-        self.run_until(self.ordered)?;
+        self.run_until(self.issued)?;
         Ok(bucket)
     }
 
-    /// Compiles the step of a bucket if need be, and uploads its inputs, for which the bucket must have room.
+    /// Compiles the step of a bucket if needed, and uploads its inputs, which must fit the bucket.
     ///
     /// # Errors
     /// If the device failed, or refuses the step.
     pub(super) fn begin(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
-        match self.is_alone() {
+        match self.is_only_rank() {
             true => self.stage_inputs(bucket, inputs),
-            false => self.order(Command::Begin(bucket, Box::new(inputs.clone()))),
+            false => self.issue(Command::Begin(bucket, Box::new(inputs.clone()))),
         }
     }
 
     fn stage_inputs(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
         self.compile(bucket)?;
         let step = self.steps.get(&bucket).ok_or_else(not_compiled)?;
-        // The mask is the last input, and is uploaded where it is read. Encoders have none.
+        // The mask is the last input and is uploaded separately, right before it is read. Encoders have no mask.
         let bytes = step.inputs().find(StepInput::Mask).map_or(step.inputs().bytes, |mask| mask.start);
         self.staging.clear();
         self.staging.resize(bytes, 0xFF); // -1 everywhere
         inputs.stage(&mut self.staging, step.inputs())?;
-        // Successive steps of the same requests, each with its next token, have equal inputs. Only masks are written behind them.
+        // Consecutive decode steps of the same requests have equal inputs, and only masks are written after these, so the upload
+        // can be skipped.
         if self.staging != self.uploaded {
             // If the upload fails, the content of the buffer is unknown.
             self.uploaded.clear();
@@ -348,12 +351,12 @@ impl Executor {
         Ok(())
     }
 
-    /// Enqueues segments of a step that has begun.
+    /// Enqueues segments of a step whose inputs are uploaded.
     ///
     /// # Errors
-    /// If the device failed, or refuses the segments the first time.
+    /// If the device failed, or cannot bind the segments when they run for the first time.
     pub(super) fn launch(&mut self, bucket: Bucket, segments: SegmentSet) -> Result<()> {
-        self.order(Command::Launch(bucket, segments))
+        self.issue(Command::Launch(bucket, segments))
     }
 
     fn enqueue(&mut self, bucket: Bucket, segments: SegmentSet) -> Result<()> {
@@ -376,7 +379,7 @@ impl Executor {
     /// # Errors
     /// If the device failed.
     pub(super) fn upload_mask(&mut self, bucket: Bucket, mask: &[u32]) -> Result<()> {
-        self.order(Command::Mask(bucket, mask.to_vec()))
+        self.issue(Command::Mask(bucket, mask.to_vec()))
     }
 
     fn write_mask(&mut self, bucket: Bucket, mask: &[u32]) -> Result<()> {
@@ -391,7 +394,7 @@ impl Executor {
         self.steps.contains_key(&bucket)
     }
 
-    /// Launches every segment of a step once, with extents of 0, so that it touches no request.
+    /// Launches every segment of a step once with extents of 0, so that no request is changed.
     ///
     /// # Errors
     /// If the device failed, or refuses the step.
@@ -402,7 +405,7 @@ impl Executor {
         self.synchronize("an empty step")
     }
 
-    /// Compiles the step of a bucket if need be, and makes sure that the shared memory has room for it.
+    /// Compiles the step of a bucket if needed, and grows the shared memory if it is too small.
     fn compile(&mut self, bucket: Bucket) -> Result<()> {
         if self.steps.contains_key(&bucket) {
             return Ok(());
@@ -414,7 +417,7 @@ impl Executor {
         };
         let allocated = self.shared.sizes();
         if !allocated.covers(layout.shared) {
-            // Compiled steps are bound to the memory they share, so they are dropped with it, once none is in flight.
+            // Compiled steps are bound to the old shared memory, so they are dropped too, after all steps in flight have ended.
             self.stream.synchronize("the steps in flight", STEP_TIMEOUT)?;
             self.steps.clear();
             self.uploaded.clear();

@@ -1,13 +1,13 @@
 //! The other ranks of a model that is split over several devices.
 //!
-//! Rank 0 schedules, and has each follower do on its device what it does on its own: upload the same inputs, launch the same
-//! segments. A follower is a thread with an executor of its own. It decides nothing, so ranks cannot disagree; results are read
-//! from rank 0. It samples the tokens that every rank of its stage samples, because their logits, seeds and positions are equal;
-//! ranks of earlier stages sample none, and get the tokens with the inputs of later steps.
+//! Rank 0 schedules, and sends every command to each follower, which uploads the same inputs and launches the same segments. A
+//! follower is a thread with its own executor. It makes no decisions, so ranks cannot diverge; results are read from rank 0. All
+//! ranks of the last stage sample the same tokens, because their logits, seeds and positions are equal. Ranks of earlier stages
+//! sample nothing, and receive the tokens with the inputs of later steps.
 //!
 //! A follower that fails or panics aborts its groups: every collective ends at once with an error that names the rank.
 //!
-//! In each other process the first rank hears the commands of rank 0, and has the ranks beside it do what it does.
+//! In every other process the first rank receives the commands of rank 0 and forwards them to the other ranks of that process.
 
 use super::{executor::Executor, inputs::StepInputs};
 use crate::{
@@ -28,13 +28,13 @@ use std::{
     time::Duration,
 };
 
-/// How long a follower waits for a command before it looks at its groups.
+/// How long a follower waits for a command before it checks its communication groups for failures.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What rank 0 has a follower do.
+/// A command that rank 0 sends to its followers.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) enum Command {
-    /// Compile the step of a bucket if need be, and upload its inputs.
+    /// Compile the step of a bucket if needed, and upload its inputs.
     Begin(Bucket, Box<StepInputs>),
     /// Launch segments of a step.
     Launch(Bucket, SegmentSet),
@@ -48,7 +48,7 @@ pub(super) enum Command {
     Table(usize, Vec<u8>),
 }
 
-/// The ranks that follow one of this process, which is rank 0 or follows it.
+/// The followers of the first rank of this process, as that rank controls them.
 #[derive(Debug)]
 pub(super) struct Followers {
     ranks: Vec<Follower>,
@@ -58,9 +58,9 @@ pub(super) struct Followers {
 }
 
 /// What process 0 sends another: a command, or `None` when its engine ends.
-type Order<'a> = Option<Cow<'a, Command>>;
+type LeaderMessage<'a> = Option<Cow<'a, Command>>;
 
-/// The other processes, as process 0 has them.
+/// The other processes, as process 0 controls them.
 #[derive(Debug)]
 struct Workers {
     processes: Arc<Processes>,
@@ -74,7 +74,7 @@ struct Follower {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The first failure of a follower, and the ranks of this process, whose waits it ends.
+/// The first failure of a follower, and the ranks of this process to abort when it happens.
 #[derive(Debug)]
 struct Failure {
     first: Mutex<Option<Error>>,
@@ -140,12 +140,12 @@ impl Followers {
     }
 
     /// # Errors
-    /// That of the rank that failed first.
+    /// The error of the rank that failed first.
     pub(super) fn check(&self) -> Result<()> {
         self.failure.get().map_or(Ok(()), |failure| Err(failure.into()))
     }
 
-    /// Has every follower run a command.
+    /// Sends a command to every follower.
     ///
     /// # Errors
     /// If a follower has failed.
@@ -153,12 +153,12 @@ impl Followers {
         for follower in &self.ranks {
             let commands = follower.commands.as_ref();
             if commands.is_none_or(|commands| commands.send(command.clone()).is_err()) {
-                return Err(self.explained(Error::new(Code::Communication, "a rank has ended").into()));
+                return Err(self.root_cause(Error::new(Code::Communication, "a rank has ended").into()));
             }
         }
         match &self.workers {
             Some(workers) => {
-                workers.tell(&Some(Cow::Borrowed(command))).map_err(|error| self.explained(error))
+                workers.send(&Some(Cow::Borrowed(command))).map_err(|error| self.root_cause(error))
             }
             None => Ok(()),
         }
@@ -169,8 +169,8 @@ impl Followers {
         self.failure.abort(reason);
     }
 
-    /// Ends all ranks because the one that is followed failed. Returns the error of the rank that failed first.
-    pub(super) fn explained(&self, error: EngineError) -> EngineError {
+    /// Stops all ranks because the leading rank failed. Returns the error of the rank that failed first.
+    pub(super) fn root_cause(&self, error: EngineError) -> EngineError {
         let error = match &self.workers {
             Some(workers) => workers.processes.cause(error),
             None => error,
@@ -204,26 +204,26 @@ impl Drop for Followers {
 }
 
 impl Workers {
-    fn tell(&self, order: &Order<'_>) -> Result<()> {
-        (1..self.processes.count()).try_for_each(|process| self.processes.tell(process, order))
+    fn send(&self, order: &LeaderMessage<'_>) -> Result<()> {
+        (1..self.processes.count()).try_for_each(|process| self.processes.send(process, order))
     }
 
-    /// Ends the processes, and waits until they have.
+    /// Tells the processes to end, and waits until they have ended.
     fn end(self, failed: bool) {
-        if failed || self.tell(&None).is_err() {
+        if failed || self.send(&None).is_err() {
             self.processes.abort("the engine has ended");
         }
         for watcher in self.watchers {
-            // A watcher has noted what it saw.
+            // The watcher has already recorded any failure.
             drop(watcher.join());
         }
     }
 }
 
-/// Waits for a process to end. If it does so unasked, the ranks of this process end with an error that names it.
+/// Waits for a process to end. If it ends without being told to, all ranks of this process fail with an error that names it.
 fn watch(process: usize, processes: &Processes, failure: &Failure) {
-    // A process says that it ends when it is asked to; else its connection does.
-    if let Err(error) = processes.hear::<()>(process) {
+    // A process that was told to end sends a message first; otherwise its connection just closes.
+    if let Err(error) = processes.receive::<()>(process) {
         let error = match error {
             EngineError::Hal(error) => error,
             error => Error::new(Code::Communication, error.to_string()),
@@ -240,11 +240,11 @@ fn watch(process: usize, processes: &Processes, failure: &Failure) {
 /// If a rank of this process fails, which ends all others, or another process has.
 pub(super) fn follow_leader(mut executor: Executor, processes: &Processes) -> Result<()> {
     let done = catch_unwind(AssertUnwindSafe(|| {
-        while let Some(command) = processes.hear::<Order<'_>>(0)? {
-            executor.order(command.into_owned())?;
+        while let Some(command) = processes.receive::<LeaderMessage<'_>>(0)? {
+            executor.issue(command.into_owned())?;
         }
         executor.synchronize("the last step")?;
-        processes.tell(0, &())
+        processes.send(0, &())
     }));
     let done = done.unwrap_or_else(|panic| {
         Err(Error::new(Code::Panic, format!("it panicked: {}", panic_message(&*panic))).into())
@@ -255,12 +255,12 @@ pub(super) fn follow_leader(mut executor: Executor, processes: &Processes) -> Re
     processes.checked(done)
 }
 
-/// Runs commands until rank 0 has no more, or one fails. Between commands it watches the groups of the rank: a collective that fails on
-/// the device fails after its command, and rank 0 may wait for what comes of it.
+/// Runs commands until rank 0 closes the channel, or a command fails. Between commands it checks the groups of the rank: a
+/// collective on the device can fail after its command has returned, while rank 0 waits for its result.
 fn follow(mut executor: Executor, commands: &Receiver<Command>, mesh: &MeshRank, failure: &Failure) {
     loop {
         let done = match commands.recv_timeout(WATCH_INTERVAL) {
-            Ok(command) => catch_unwind(AssertUnwindSafe(|| executor.order(command))),
+            Ok(command) => catch_unwind(AssertUnwindSafe(|| executor.issue(command))),
             Err(RecvTimeoutError::Timeout) => Ok(mesh.status().map_err(EngineError::from)),
             Err(RecvTimeoutError::Disconnected) => return,
         };
@@ -270,7 +270,7 @@ fn follow(mut executor: Executor, commands: &Receiver<Command>, mesh: &MeshRank,
             Err(panic) => format!("it panicked: {}", panic_message(&*panic)),
         };
         tracing::error!(rank = mesh.rank(), %reason, "a rank failed");
-        // If another rank failed before, its abort is the reason of this failure.
+        // If the group is already aborted, another rank failed first and this failure is only a consequence.
         if mesh.status().is_ok() {
             failure.set(Error::new(Code::Communication, format!("rank {} failed: {reason}", mesh.rank())));
         }

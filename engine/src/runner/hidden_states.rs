@@ -1,6 +1,7 @@
-//! Hidden states for embedding requests, and scores. These go through the same steps as prompts, beside requests that generate, and sample
-//! nothing. In a step with such a request the segment `embed` runs after the layers, and the hidden states that are needed are
-//! copied to the host. The hidden states of an encoder, and the scores of its classification head, are there after the layers.
+//! Copies hidden states and scores to the host, for embedding requests. These requests take part in the same steps as prompts,
+//! together with generating requests, and sample nothing. In a step with such a request of a decoder, the segment `embed` runs
+//! after the layers. For an encoder, the hidden states and the scores of its classification head are outputs of the forward
+//! segment.
 
 use super::{
     Runner,
@@ -55,7 +56,8 @@ pub(super) struct HiddenStates {
     memory: Vec<Option<BufferSlice>>,
 }
 
-/// Tokens of one request whose hidden states a step copies to the host, or its scores, which stand for its first token.
+/// Tokens of one request whose hidden states a step copies to the host. Scores of a request are represented as a chunk of its
+/// first token.
 #[derive(Debug)]
 pub(super) struct HiddenChunk {
     key: SequenceKey,
@@ -67,8 +69,8 @@ pub(super) struct HiddenChunk {
 }
 
 impl HiddenChunk {
-    /// The hidden states that a scheduled sequence contributes to its embedding; `None` if it is no embedding request. The first
-    /// token of the sequence is in row `row` of the step.
+    /// The chunk that a scheduled sequence contributes to its embedding; `None` if it is not an embedding request. `row` is the
+    /// row of the sequence's first token in the step.
     pub(super) fn of(request: &ActiveRequest, part: &ScheduledSequence, row: usize) -> Option<Self> {
         let (pooler, from) = (request.pooler.as_ref()?, part.from?);
         let tokens = pooler.needed(from..from + part.tokens);
@@ -116,8 +118,8 @@ impl HiddenStates {
         Ok(slice)
     }
 
-    /// Runs the segment of hidden states, if they have one, and copies those of the chunks to the host, chunk after chunk. This has to happen before
-    /// the step samples, because the memory of the hidden states is reused.
+    /// Launches the segment that computes the hidden states, if there is one, and copies the rows of each chunk to the host. This
+    /// must be enqueued before the sampling segment, which reuses the memory of the hidden states.
     ///
     /// # Errors
     /// If the device failed.
@@ -139,7 +141,7 @@ impl HiddenStates {
         if !executor.plan().is_encoder() {
             executor.launch(bucket, EMBED)?;
         }
-        executor.run_until(executor.ordered())?;
+        executor.run_until(executor.issued())?;
         let (step, _, stream) = executor.step(bucket)?;
         let mut place = 0;
         for (chunk, size) in chunks.iter().zip(sizes) {
@@ -154,7 +156,7 @@ impl HiddenStates {
 }
 
 impl Runner {
-    /// Pools the hidden states of a completed step, and ends the embedding requests that are complete.
+    /// Pools the hidden states of a completed step, and ends the embedding requests that are done.
     ///
     /// # Errors
     /// If the device failed.

@@ -1,4 +1,4 @@
-//! The inputs of a step: which requests take part with which tokens, and which of their rows are output rows.
+//! The inputs of a step: the requests that take part, their tokens, and which rows are output rows.
 
 use crate::{
     error::Result,
@@ -6,7 +6,7 @@ use crate::{
 };
 use dsrun_core::Error;
 
-/// The inputs of a step. Kept from step to step for its memory.
+/// The inputs of a step. Reused from step to step to avoid allocations.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct StepInputs {
     requests: Vec<i32>,
@@ -54,8 +54,8 @@ impl StepInputs {
         self.ids.extend_from_slice(tokens);
     }
 
-    /// Adds a sequence of an encoder: the request in `slot` with the whole of its text. The tokens from `second` on are those of the
-    /// second part of the text; they have the last of `types` token types if the model has fewer than two.
+    /// Adds a sequence of an encoder: the request in `slot` with its whole text. Tokens from index `second` on belong to the
+    /// second text of a pair and have token type 1, or 0 if the model has fewer than two token types (`types`).
     pub(crate) fn push_text(&mut self, slot: usize, tokens: &[i32], second: Option<usize>, types: usize) {
         self.starts.push(self.tokens as i32);
         self.positions.extend(0..tokens.len() as i32);
@@ -66,7 +66,7 @@ impl StepInputs {
         self.push_tokens(slot, tokens);
     }
 
-    /// Has the classification head read the first row of the last sequence. Returns the index of the output row.
+    /// Makes the first row of the last sequence the input of the classification head. Returns the index of the output row.
     pub(crate) fn classify_last(&mut self) -> usize {
         self.rows.extend(self.starts.last());
         self.rows.len() - 1
@@ -90,8 +90,9 @@ impl StepInputs {
         }
     }
 
-    /// Samples a token after each of the last `count` tokens of the last sequence, which is the request in `slot`. A single sampled
-    /// token becomes the request's last token on the device; of several, the host says later which ones are accepted.
+    /// Samples a token after each of the last `count` tokens of the last sequence, which is the request in `slot`. A single
+    /// sampled token becomes the request's last token on the device; of several (speculation), the host decides later which ones
+    /// are accepted.
     pub(crate) fn sample_last(&mut self, slot: usize, count: usize) {
         let commit = if count == 1 { slot as i32 } else { -1 };
         self.push_rows(count, slot as i32, commit);
@@ -102,8 +103,8 @@ impl StepInputs {
         self.push_rows(count, -1, -1);
     }
 
-    /// Output rows are the last tokens of a sequence, added once: [`prune_unused_rows`](crate::passes::prune_unused_rows) relies
-    /// on it.
+    /// Output rows must be the last tokens of a sequence, added once: [`prune_unused_rows`](crate::passes::prune_unused_rows)
+    /// relies on this.
     fn push_rows(&mut self, count: usize, request: i32, commit: i32) {
         self.rows.extend((self.tokens - count..self.tokens).map(|row| row as i32));
         self.row_requests.extend(std::iter::repeat_n(request, count));
@@ -116,15 +117,15 @@ impl StepInputs {
     /// The bucket of the step.
     pub(crate) fn bucket(&self, limits: Bucket) -> Bucket {
         let rows = self.rows.len();
-        // Scoring has more output rows than steps that generate.
+        // A scoring step has more output rows than decode steps may have.
         let limits = Bucket { rows: limits.rows.max(rows), ..limits };
         Bucket::for_step(self.tokens, self.requests.len(), rows, limits)
     }
 
-    /// Writes the inputs to the staging memory of a step, at the places of its layout.
+    /// Writes the inputs to the staging memory of a step, as its layout says.
     ///
     /// # Errors
-    /// If an input is larger than its place.
+    /// If an input is larger than its space in the layout.
     pub(crate) fn stage(&self, staging: &mut [u8], layout: &InputLayout) -> Result<()> {
         for (index, size) in layout.extents.iter().enumerate() {
             let extent = match size {
@@ -154,7 +155,7 @@ impl StepInputs {
             (StepInput::Starts, &self.starts),
         ];
         for (input, values) in inputs {
-            // Encoders and decoders do not have the same inputs.
+            // Encoders and decoders have different inputs, so some are missing.
             let Some(range) = layout.find(input) else { continue };
             let bytes: &[u8] = bytemuck::cast_slice(values);
             let place = staging.get_mut(range).and_then(|place| place.get_mut(..bytes.len()));

@@ -1,4 +1,4 @@
-//! Loads a model: allocates what was planned, and brings the weights to the device.
+//! Loads a model: allocates the planned memory, and loads the weights onto the device.
 
 use super::{
     Runner,
@@ -34,14 +34,14 @@ use dsrun_models::{
 };
 use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 
-/// The time after which loading the weights counts as hung.
+/// The time after which loading the weights is considered hung.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
 impl Runner {
-    /// Loads the ranks of this process, and has them do what process 0 asks for, until that ends its engine.
+    /// Loads the ranks of this process, and runs the commands of process 0 on them until it drops its engine.
     ///
     /// # Errors
-    /// Those of reading the model and of the devices, and those of the other processes.
+    /// The errors of reading the model and of the devices, and those of the other processes.
     pub(crate) fn follow(
         mut plan: EnginePlan,
         model: &Model,
@@ -49,15 +49,16 @@ impl Runner {
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let processes = plan.processes.take();
-        let processes = processes.ok_or_else(|| Error::internal("the plan is that of the only process"))?;
+        let processes = processes.ok_or_else(|| Error::internal("the plan is for a single process"))?;
         let (executor, _) = load_ranks(plan, model, device, Some(&processes), progress)?;
         follow_leader(executor, &processes)
     }
 
-    /// Allocates what was planned and brings the weights to the device. `progress` receives the bytes of weights loaded so far.
+    /// Allocates the planned memory and loads the weights onto the device. `progress` receives the bytes of weights loaded so
+    /// far.
     ///
     /// # Errors
-    /// Those of reading the model and of the device.
+    /// The errors of reading the model and of the device.
     pub(crate) fn load(
         mut plan: EnginePlan,
         model: &Model,
@@ -113,8 +114,8 @@ impl Runner {
     }
 }
 
-/// Loads the ranks of this process, and waits until all processes have loaded theirs. Returns the executor of the first rank, which
-/// has the others do what it does.
+/// Loads the ranks of this process, and waits until all processes have loaded theirs. Returns the executor of the first rank,
+/// which forwards its commands to the others.
 fn load_ranks(
     mut plan: EnginePlan,
     model: &Model,
@@ -160,7 +161,7 @@ fn load_ranks(
     Ok((executor, table))
 }
 
-/// Allocates what was planned for a rank, and brings its weights to its device.
+/// Allocates the planned memory of a rank, and loads its weights onto its device.
 fn load_rank(
     plan: EnginePlan,
     model: &Model,
@@ -189,7 +190,7 @@ fn load_rank(
         resident.weights.extend(adopted);
         ring = Some(made);
     }
-    // Requests differ in the tokens that end them, so the host decides, a step later than the device could.
+    // Requests have different end tokens, so the host detects the end of an answer, one step later than the device could.
     if plan.is_last_stage() && !plan.is_encoder() {
         stream.upload(&(-1i32).to_le_bytes(), resident.state(StepState::StopIds)?)?;
     }

@@ -1,8 +1,8 @@
 //! Pools the hidden states of a text into an embedding.
 //!
-//! The hidden states are those of the last layer after the final norm, which the head of a decoder would turn into logits. The
-//! embedding is their mean over all tokens, or that of the first or last token, scaled to length 1 unless the request says otherwise.
-//! Sums are in f64, in the order of the tokens. The scores of a text are those of its one output row, as they are.
+//! The hidden states are those after the final norm, the input of a decoder's LM head. The embedding is their mean over all
+//! tokens, or the hidden state of the first or last token, scaled to length 1 unless the request says otherwise. Sums are in f64,
+//! in the order of the tokens. The scores of a text are returned unchanged.
 
 use crate::{
     error::{EngineError, Result},
@@ -33,7 +33,7 @@ impl Pooler {
         Self { pooling, keep_length, next, end, sum: Vec::new() }
     }
 
-    /// Whether it takes the scores of the text, and no hidden states.
+    /// Whether it takes the scores of the text instead of hidden states.
     pub(crate) fn takes_scores(&self) -> bool {
         self.pooling == Pooling::Scores
     }

@@ -1,7 +1,7 @@
-//! Reads the tokens of a step back while the device continues.
+//! Reads sampled tokens back while the device continues.
 //!
-//! After each step its results are copied to pinned host memory, in order with the other work, and an event marks the point. The
-//! host reads them later, usually when the next step is already in flight.
+//! After each step its results are copied to pinned host memory on the same stream, and an event is recorded after the copy. The
+//! host reads them later, usually while the next step runs.
 
 use crate::error::Result;
 use dsrun_core::{
@@ -41,7 +41,7 @@ pub(crate) struct LogitRows<'a> {
     pub(crate) rows: &'a [usize],
 }
 
-/// What a step sampled, and rows of its logits.
+/// The sampled tokens of a step, and rows of its logits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampledRows<'a> {
     /// The tokens.
@@ -50,12 +50,12 @@ pub(crate) struct SampledRows<'a> {
     pub(crate) log_probabilities: &'a BufferSlice,
     /// The number of tokens.
     pub(crate) count: usize,
-    /// Rows of logits that are sent with them.
+    /// Rows of logits that are copied with them.
     pub(crate) logits: LogitRows<'a>,
 }
 
-/// The results of a step on their way to the host. They must be received before as many more are sent as [`Readback`]
-/// has slots, or not at all.
+/// The results of a step that are being copied to the host. Slots are reused in a ring, so they must be received
+/// before the step `depth` steps later is sent, or not at all.
 #[derive(Debug)]
 pub(crate) struct PendingReadback {
     slot: usize,
@@ -80,7 +80,7 @@ impl Readback {
     /// # Errors
     /// If there is too little memory.
     pub(crate) fn new(device: &dyn Device, rows: usize, depth: usize) -> Result<Self> {
-        // Aligned as results are in the arena, so that one copy can take both.
+        // Aligned like results in the arena, so that a single copy can include both.
         let half = (ELEMENT * rows.max(1)).next_multiple_of(device.properties().alignment.max(ELEMENT));
         let slot = |_| {
             let memory = device.allocate(2 * half, MemoryKind::Pinned)?;
@@ -95,7 +95,7 @@ impl Readback {
         self.next
     }
 
-    /// Enqueues the copies of what a step sampled to the host; nothing if it is one that does not sample.
+    /// Enqueues the copies of a step's results to the host; `None` if the step does not sample.
     ///
     /// # Errors
     /// If the device failed, or there is too little memory.
@@ -115,7 +115,7 @@ impl Readback {
         let bytes = count * ELEMENT;
         let mut log_offset = self.half;
         if bytes > 0 {
-            // Usually the log probabilities follow the ids closely, and one copy takes both.
+            // The log probabilities usually follow right after the ids, so one copy includes both.
             let distance = log_probabilities.offset.checked_sub(ids.offset).filter(|distance| {
                 let same = Arc::ptr_eq(&ids.buffer, &log_probabilities.buffer);
                 same && (bytes..=self.half).contains(distance)
@@ -176,7 +176,7 @@ impl Readback {
         Ok(pairs.map(|(id, log)| (i32::from_le_bytes(*id), f32::from_le_bytes(*log))).collect())
     }
 
-    /// A row of logits that was sent with the results, by its place in [`LogitRows::rows`]. Only valid after [`Self::receive`].
+    /// A row of logits that was copied with the results, by its index in [`LogitRows::rows`]. Only valid after [`Self::receive`].
     ///
     /// # Errors
     /// If the device failed.

@@ -1,8 +1,7 @@
-//! The host's copy of the request table, which it updates when a request is placed or gets pages.
+//! The host's copy of the request table, updated when a request gets a row or pages.
 //!
-//! The host knows every column of the table but the last token and the counts of tokens, which the device advances. It keeps a
-//! copy of these columns in the device's layout and uploads the changes before a step, in one piece if that is cheaper than piece
-//! by piece.
+//! The host knows every column of the table except the last token and the token counts, which the device updates. It keeps a copy
+//! of the columns it knows, in the device's layout, and uploads the changes before a step, merging uploads where that is cheaper.
 
 use super::executor::Executor;
 use crate::{
@@ -19,7 +18,8 @@ use std::ops::Range;
 /// Bytes of an element: all columns are of 32 bits.
 const ELEMENT: usize = 4;
 
-/// Unchanged bytes that may be uploaded if that saves an upload: they take about as long as an upload by itself.
+/// Up to this many unchanged bytes are uploaded to merge two uploads into one: they take about as long as the overhead of an
+/// upload.
 const UPLOAD_BYTES: usize = 64 << 10;
 
 /// The columns that the host keeps.
@@ -139,7 +139,7 @@ impl RequestTable {
         self.changed.push(range);
     }
 
-    /// Sets the length of a row, if it differs: after a draft the device has counted rejected tokens.
+    /// Sets the length of a row, if it differs: after a draft, the device's length includes rejected tokens.
     pub(crate) fn rewind(&mut self, slot: usize, length: usize) {
         let range = self.range(Column::Length, slot);
         if self.copy[range.start] != length as u32 {
@@ -148,7 +148,7 @@ impl RequestTable {
         }
     }
 
-    /// Follows the device, which advances the length of a row by itself.
+    /// Advances the host's copy of a length, as the device advances its own.
     pub(crate) fn advance(&mut self, slot: usize, tokens: usize) {
         let range = self.range(Column::Length, slot);
         self.copy[range.start] += tokens as u32;

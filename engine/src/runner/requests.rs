@@ -1,4 +1,4 @@
-//! The requests of a runner: their ids, their sequences, and what callers have yet to collect.
+//! The requests of a runner: their ids, their sequences, and the results that callers have yet to collect.
 
 use super::active_request::ActiveRequest;
 use crate::{
@@ -67,7 +67,7 @@ impl Requests {
         &self.scheduler
     }
 
-    /// As [`Self::scheduler`].
+    /// Same as [`Self::scheduler`].
     pub(crate) fn scheduler_mut(&mut self) -> &mut Scheduler<ActiveRequest> {
         &mut self.scheduler
     }
@@ -86,9 +86,9 @@ impl Requests {
     }
 
     /// Whether a request that has not ended has ever run.
-    pub(crate) fn has_begun(&self, id: RequestId) -> bool {
+    pub(crate) fn has_started(&self, id: RequestId) -> bool {
         let sequence = self.keys.get(&id).and_then(|key| self.scheduler.get(*key));
-        sequence.is_some_and(Sequence::has_begun)
+        sequence.is_some_and(Sequence::has_started)
     }
 
     /// Ends a request. Returns whether it had not ended before.

@@ -1,4 +1,4 @@
-//! The run loop: a scheduled step is launched, and its tokens are read when the next step is in flight.
+//! The run loop: launches a step, and reads its tokens while the next step runs.
 
 use super::{
     RequestSequence, Runner,
@@ -22,21 +22,22 @@ use std::time::Instant;
 /// A step that is launched and not yet completed.
 #[derive(Debug)]
 pub(super) struct InFlightStep {
-    /// Its tokens on their way to the host; `None` while this rank has yet to run the step, see [`Runner::send_results`].
+    /// The pending copy of its results to the host; `None` until [`Runner::send_results`] enqueues it.
     readback: Option<PendingReadback>,
     bucket: Bucket,
     outputs: SamplingOutputs,
-    /// The number of the executor's commands up to the end of the step.
-    ordered: u64,
-    /// The sequence that each output row samples for. A sequence that has ended meanwhile gets no token.
+    /// The executor's count of commands at the end of the step, see
+    /// [`Executor::run_until`](super::executor::Executor::run_until).
+    issued: u64,
+    /// The sequence of each output row. Tokens of sequences that have ended since the launch are dropped.
     sequences: Vec<SequenceKey>,
-    /// The output rows whose logits are sent with the tokens.
+    /// The output rows whose logits are copied to the host with the tokens.
     logit_rows: Vec<usize>,
-    /// The hidden states that are sent with the tokens.
+    /// The hidden states that are copied to the host with the tokens.
     chunks: Vec<HiddenChunk>,
 }
 
-/// What became of the tokens that were proposed for a request that speculates.
+/// The number of tokens of a request's draft were accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DraftOutcome {
     /// The request's sequence.
@@ -47,7 +48,7 @@ pub(crate) struct DraftOutcome {
     pub(crate) accepted: usize,
 }
 
-/// The outputs of the two ways to sample.
+/// The names of the outputs of one sampling segment.
 #[derive(Clone, Copy, Debug)]
 struct SamplingOutputs {
     segment: StepSegment,
@@ -56,7 +57,7 @@ struct SamplingOutputs {
     log_probabilities: StepOutput,
 }
 
-/// The outputs of steps in which every token may be sampled.
+/// The outputs of the segment that samples from all tokens.
 const UNLIMITED: SamplingOutputs = SamplingOutputs {
     segment: StepSegment::Sample,
     processed: StepOutput::Processed,
@@ -64,7 +65,7 @@ const UNLIMITED: SamplingOutputs = SamplingOutputs {
     log_probabilities: StepOutput::LogProbabilities,
 };
 
-/// The outputs of steps with a bias and a mask.
+/// The outputs of the segment that applies a bias and a token mask first.
 const LIMITED: SamplingOutputs = SamplingOutputs {
     segment: StepSegment::SampleLimited,
     processed: StepOutput::LimitedProcessed,
@@ -83,15 +84,15 @@ impl Runner {
     /// If the device failed. The running requests are lost then.
     pub(crate) fn step(&mut self) -> Result<Vec<TokenEvent>> {
         let in_flight = self.plan().steps_in_flight();
-        // Requests that wait for the host would fall into two halves that take turns, and steps would be half as full. Over the stages
-        // of a pipeline they shall.
+        // Requests that wait for the host to read their tokens would split into two groups that alternate, each step half as
+        // full. With several pipeline stages this is intended: each stage works on another group.
         let ahead = |runner: &Self| {
             let takes_turns = runner.plan().stages() > 1;
             runner.in_flight.is_empty() || takes_turns || !runner.requests.scheduler().most_wait_for_host()
         };
         while self.in_flight.len() < in_flight && ahead(self) && self.launch()? {
-            // If the step is done already (a device that computes while it is told to, or a fast one), launching ahead would only
-            // delay the tokens that are there.
+            // If the last step is already complete (the device runs synchronously, or is fast), launching another one would only
+            // delay its tokens.
             let last = self.in_flight.back().and_then(|step| step.readback.as_ref());
             if last.map(|readback| self.readback.is_complete(readback)).transpose()? == Some(true) {
                 break;
@@ -105,7 +106,7 @@ impl Runner {
         self.complete(&step)
     }
 
-    /// Launches up to `most` steps and completes all of them. The caller reads the tokens from the sequences.
+    /// Launches and completes up to `most` steps. The caller reads the tokens from the sequences.
     ///
     /// # Errors
     /// If the device failed.
@@ -122,12 +123,12 @@ impl Runner {
         }
     }
 
-    /// Takes what became of the drafts of the steps that were completed since the last call.
+    /// Takes the draft outcomes of the steps that were completed since the last call.
     pub(crate) fn take_draft_outcomes(&mut self) -> Vec<DraftOutcome> {
         std::mem::take(&mut self.draft_outcomes)
     }
 
-    /// Plans and enqueues the next step. Returns whether there was one.
+    /// Schedules and enqueues the next step. Returns whether there was anything to run.
     fn launch(&mut self) -> Result<bool> {
         let start = Instant::now();
         let mut scheduled = std::mem::take(&mut self.scheduled);
@@ -144,7 +145,7 @@ impl Runner {
         }
         let (sequences, chunks) = self.collect_inputs(scheduled)?;
         if !chunks.is_empty() {
-            // Hidden states are copied while the step is launched, so this rank has to have run the steps before it.
+            // Launching this step also copies its hidden states, so the deferred steps before it must run first.
             self.send_all_results()?;
         }
         let start = self.record_phase(Phase::Schedule, start);
@@ -156,9 +157,9 @@ impl Runner {
         };
         let logit_rows: Vec<usize> = (0..sequences.len()).filter(wants_logits).collect();
         let outputs = self.launch_segments(bucket, &sequences, &chunks)?;
-        let ordered = self.executor.ordered();
+        let issued = self.executor.issued();
         let mut step =
-            InFlightStep { readback: None, bucket, outputs, ordered, sequences, logit_rows, chunks };
+            InFlightStep { readback: None, bucket, outputs, issued, sequences, logit_rows, chunks };
         if !self.executor.defers() || !step.chunks.is_empty() {
             self.send_results(&mut step)?;
         }
@@ -172,19 +173,19 @@ impl Runner {
         Ok(true)
     }
 
-    /// Enqueues the copies of a step's results to the host, unless they are on their way, and before it the commands that this rank
-    /// has deferred up to the end of the step.
+    /// Enqueues the copy of a step's results to the host, unless that was already done. Commands of the step that this rank has
+    /// deferred run first.
     fn send_results(&mut self, launched: &mut InFlightStep) -> Result<()> {
         if launched.readback.is_some() {
             return Ok(());
         }
-        self.executor.run_until(launched.ordered)?;
+        self.executor.run_until(launched.issued)?;
         let InFlightStep { bucket, outputs, sequences, logit_rows, .. } = launched;
         let row_bytes = self.requests.vocabulary() * size_of::<f32>();
         let encodes = self.executor.plan().is_encoder();
         let (step, device, stream) = self.executor.step(*bucket)?;
         let results = match encodes {
-            // It samples nothing.
+            // An encoder samples nothing.
             true => None,
             false => Some(SampledRows {
                 ids: step.output(outputs.ids)?,
@@ -197,7 +198,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Does so for every step in flight.
+    /// Calls [`Self::send_results`] for every step in flight.
     fn send_all_results(&mut self) -> Result<()> {
         let mut in_flight = std::mem::take(&mut self.in_flight);
         let sent = in_flight.iter_mut().try_for_each(|step| self.send_results(step));
@@ -205,7 +206,7 @@ impl Runner {
         sent
     }
 
-    /// Applies the changes before a scheduled step: swaps pages, and updates the request table.
+    /// Swaps pages and updates the request table, as a scheduled step requires.
     fn apply_changes(&mut self, scheduled: &ScheduledStep) -> Result<()> {
         if let Some(swap) = &mut self.swap {
             swap.swap(self.executor.stream(), &scheduled.swap_out, &scheduled.swap_in)?;
@@ -260,7 +261,9 @@ impl Runner {
             match part.from {
                 Some(_) if encodes => {
                     if part.tokens != sequence.tokens.len() {
-                        return Err(Error::internal("a step of an encoder has a part of a text").into());
+                        return Err(
+                            Error::internal("the step of an encoder has only a part of a text").into()
+                        );
                     }
                     inputs.push_text(sequence.slot, &sequence.tokens, sequence.item.second, types);
                     if sequence.item.pooler.as_ref().is_some_and(Pooler::takes_scores) {
@@ -285,7 +288,7 @@ impl Runner {
         Ok((sequences, chunks))
     }
 
-    /// Enqueues the segments that a step needs. Returns the outputs of the way it samples.
+    /// Enqueues the segments of a step. Returns the outputs of the sampling segment that it uses.
     fn launch_segments(
         &mut self,
         bucket: Bucket,
@@ -295,14 +298,14 @@ impl Runner {
         let limited = self.token_limits.applies(&self.requests, sequences);
         let outputs = if limited { LIMITED } else { UNLIMITED };
         if chunks.is_empty() && !limited && !sequences.is_empty() {
-            // One launch, since the host has nothing to do in between.
+            // The host has nothing to do between the segments, so they are launched together.
             self.executor.launch(bucket, FORWARD_AND_SAMPLE)?;
             return Ok(outputs);
         }
         self.executor.launch(bucket, FORWARD)?;
         self.hidden.send(&mut self.executor, bucket, self.readback.next_slot(), chunks)?;
         if limited {
-            // The mask is made and uploaded while the device is busy.
+            // The host computes the mask while the device runs the forward pass.
             for (id, error) in self.token_limits.make_mask(&mut self.requests, sequences) {
                 self.fail(id, error);
             }
@@ -317,7 +320,8 @@ impl Runner {
     /// Waits for the tokens of a step and hands them to their requests.
     fn complete(&mut self, step: &InFlightStep) -> Result<Vec<TokenEvent>> {
         let start = Instant::now();
-        let readback = step.readback.as_ref().ok_or_else(|| Error::internal("a step has sent no results"))?;
+        let readback =
+            step.readback.as_ref().ok_or_else(|| Error::internal("the results of the step were not sent"))?;
         let sampled = self.readback.receive(readback, self.executor.stream(), STEP_TIMEOUT)?;
         let start = self.record_phase(Phase::Wait, start);
         self.completed += 1;
@@ -339,7 +343,8 @@ impl Runner {
         Ok(events)
     }
 
-    /// Hands a request the tokens that were sampled from its rows of a step, from `row` on: those that are accepted, until it ends.
+    /// Delivers to a request the tokens sampled from its rows of a step, the first of which is `row`. Stops at the first rejected
+    /// token, and at the token that ends the request.
     fn deliver(
         &mut self,
         step: &InFlightStep,
@@ -402,8 +407,8 @@ impl Runner {
     }
 }
 
-/// The counts of a sequence's tokens for penalties, if the host knows of any: of a request that was running before, or that shares
-/// pages with a prompt. The device counts the prompt tokens that it processes itself.
+/// The token counts of a sequence for penalties; `None` if all are 0. A sequence has counts if it ran before, or reuses cached
+/// pages of its prompt. The device counts the prompt tokens that it processes itself.
 fn token_counts(sequence: &RequestSequence, length: usize, vocabulary: usize) -> Option<Vec<i32>> {
     if !(sequence.shares_pages || sequence.generated() > 0 || length > 0) {
         return None;

@@ -4,23 +4,23 @@ use super::{Runner, inputs::StepInputs};
 use crate::error::Result;
 use std::time::Instant;
 
-/// The share of the best rate of prompt tokens that the chosen step has to reach.
+/// The chosen step size must reach this share of the best prefill rate.
 const GOOD_RATE: f64 = 0.9;
 
-/// The number of rounds in which a step of each size is timed; the fastest time of a size counts. Another program that is busy for
-/// a while slows some rounds down, but seldom all rounds of a size.
+/// The number of rounds in which a step of each size is timed. The minimum is used, because another busy program slows down some
+/// rounds, but seldom all.
 const ROUNDS: usize = 6;
 
-/// Seconds of all timings of a size after which it is not timed again: few steps of a slow device are enough.
+/// A size that has been timed for this many seconds in total is not timed again.
 const MAX_SECONDS: f64 = 0.2;
 
 /// The gain that justifies trying larger steps.
 const WORTHWHILE_GAIN: f64 = 1.05;
 
 impl Runner {
-    /// Limits steps to the smallest size that processes prompts nearly as fast as any size up to `step-tokens`: a larger step would
-    /// only delay the tokens of requests that generate. At least half of a step is left to prompts, however many requests
-    /// generate. Compiles and times steps of one prompt.
+    /// Limits steps to the smallest size whose prefill rate is close to the best of all sizes up to `step-tokens`: a larger step
+    /// would only delay the tokens of generating requests. The size leaves at least half of a step to prompts when the maximum
+    /// number of requests generates. Compiles and times steps of one prompt.
     ///
     /// # Errors
     /// If the device failed.
@@ -66,8 +66,9 @@ impl Runner {
     }
 }
 
-/// The rate of each size, in tokens per second, up to the size from which on larger steps gain nothing. `time` returns the seconds of
-/// a step of a size. Every round times all sizes that came up so far, so that a busy period does not fall on one size only.
+/// The rate of each size, in tokens per second, up to the size beyond which larger steps gain nothing. `time` returns the seconds
+/// of a step of a size. Every round times all sizes tried so far, so that a busy period of the machine does not affect a single
+/// size.
 fn measure(sizes: &[usize], mut time: impl FnMut(usize) -> Result<f64>) -> Result<Vec<(usize, f64)>> {
     /// The fastest time of a size, and the sum of its times.
     struct Timed {
@@ -93,7 +94,7 @@ fn measure(sizes: &[usize], mut time: impl FnMut(usize) -> Result<f64>) -> Resul
                 (timed.best, timed.spent) = (timed.best.min(seconds), timed.spent + seconds);
             }
         }
-        // What looked like no gain may have been a busy moment.
+        // The lack of a gain may have been caused by a busy moment, so check again after all rounds.
         let rates = rates(&timed);
         if timed.len() == sizes.len() || has_settled(&rates) {
             return Ok(rates);

@@ -1,5 +1,5 @@
-//! Requests that may not sample every token: a bias, a constraint, or an end token that may not come yet. A step with such a
-//! request samples in a segment of its own, for all its rows.
+//! Token limits of requests: a logit bias, a constraint, or end tokens that are forbidden before `min_tokens`. A step with
+//! such a request samples all its rows with the segment `sample_limited`.
 
 use super::{RequestSequence, executor::Executor, requests::Requests};
 use crate::{
@@ -18,11 +18,11 @@ pub(super) struct TokenLimits {
     vocabulary: usize,
     /// Whether each row of the request table has a bias on the device.
     biased: Vec<bool>,
-    /// The mask of the step that is launched. Kept from step to step for its memory.
+    /// The mask of the step being launched. Reused from step to step to avoid allocations.
     mask: Vec<u32>,
 }
 
-/// Whether the next token of a sequence, in the step that is launched, may not end the answer.
+/// Whether the next token of a sequence must not be an end token.
 fn must_continue(sequence: &RequestSequence) -> bool {
     sequence.generated() + sequence.unread <= sequence.item.min_tokens
 }
@@ -42,8 +42,8 @@ impl TokenLimits {
         sequences.iter().filter_map(|key| requests.scheduler().get(*key)).any(limited)
     }
 
-    /// Makes the mask of a step, with a row for each sequence. Returns the requests whose constraint failed: their rows allow every
-    /// token, and the token is discarded.
+    /// Computes the mask of a step, with a row for each sequence. Returns the requests whose constraint failed: their rows allow
+    /// every token, and the sampled token is discarded.
     pub(super) fn make_mask(
         &mut self,
         requests: &mut Requests,
@@ -89,7 +89,7 @@ impl TokenLimits {
     }
 }
 
-/// Removes the tokens that a request may not sample from its row of the mask.
+/// Clears the bits of tokens that a request may not sample in its row of the mask.
 fn limit_row(
     requests: &mut Requests,
     key: SequenceKey,
@@ -108,7 +108,7 @@ fn limit_row(
         let allowed = |token: &u32| row.get(place(*token).0).is_some_and(|word| word & place(*token).1 != 0);
         let ends: Vec<u32> = request.end_tokens(stop_ids).filter(allowed).collect();
         ends.iter().map(|token| place(*token)).for_each(|(word, bit)| row[word] &= !bit);
-        // A constraint that is complete allows nothing but the end.
+        // A complete constraint allows only end tokens, so these are not forbidden.
         if row.iter().all(|word| *word == 0) {
             ends.iter().map(|token| place(*token)).for_each(|(word, bit)| row[word] |= bit);
         }

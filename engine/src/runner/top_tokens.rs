@@ -16,7 +16,7 @@ pub(super) fn top_tokens(logits: &[f32], count: usize, known: (u32, f32)) -> Vec
     let (token, log_probability) = known;
     let normaliser = logits.get(token as usize).map_or(0.0, |logit| logit - log_probability);
     for (other, logit) in &mut top {
-        // The known token gets the device's value, so that both agree to the last bit.
+        // The known token gets the value that the device computed, so that the reported values are identical.
         *logit = if *other == token { log_probability } else { *logit - normaliser };
     }
     top

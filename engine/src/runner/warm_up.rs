@@ -12,7 +12,7 @@ impl Runner {
     pub(crate) fn warm_up(&mut self, progress: &mut dyn FnMut(usize)) -> Result<()> {
         self.check_idle()?;
         let buckets = self.buckets();
-        // A step that needs more shared memory than those before it drops them; they are compiled once more.
+        // A step that needs more shared memory causes all compiled steps to be dropped, which are then compiled again.
         loop {
             let mut missing = buckets.iter().filter(|bucket| !self.executor.has_step(**bucket));
             let (count, next) = (missing.clone().count(), missing.next_back().copied());

@@ -45,7 +45,7 @@ pub(crate) struct Sequence<T> {
     /// The number of tokens whose keys and values are in the sequence's pages. Steps in flight count as done, and their drafts as
     /// accepted.
     pub(crate) computed: usize,
-    /// Tokens proposed to follow those that the host has read. They go into a step only when no sampled token is in flight, and
+    /// Proposed tokens that follow the tokens the host has read. They enter a step only when no sampled token is in flight, and
     /// stay here until that step's tokens are read.
     pub(crate) draft: Vec<i32>,
     /// Sampled tokens in flight; those of a draft count as one.
@@ -56,7 +56,7 @@ pub(crate) struct Sequence<T> {
     pub(crate) slot: usize,
     /// Whether it shares pages with tokens that it did not compute itself.
     pub(crate) shares_pages: bool,
-    /// The number of prompt tokens whose keys and values it found when it started.
+    /// The number of prompt tokens whose keys and values were in the prefix cache when it started.
     pub(crate) reused: usize,
     /// Its priority.
     pub(crate) priority: i32,
@@ -73,7 +73,7 @@ pub(crate) struct Sequence<T> {
     pub(super) device_has_last_token: bool,
     /// Whether it has ever run.
     pub(super) was_started: bool,
-    /// The number of the last step that it was given something in.
+    /// The number of the last step in which it had tokens.
     pub(super) last_step: u64,
     /// The number of its pages that have an identity, and the identity of the last of these.
     pub(super) identified: usize,
@@ -122,7 +122,7 @@ impl<T> Sequence<T> {
     }
 
     /// Whether it has ever run.
-    pub(crate) fn has_begun(&self) -> bool {
+    pub(crate) fn has_started(&self) -> bool {
         self.was_started
     }
 
@@ -136,7 +136,7 @@ impl<T> Sequence<T> {
         (self.limit - self.generated()).saturating_sub(self.unread)
     }
 
-    /// Whether the host has to read tokens in flight before it can go on.
+    /// Whether the host has to read tokens in flight before its next step.
     pub(super) fn waits_for_host(&self) -> bool {
         self.unread > 0 && (self.waits_for_host || !self.draft.is_empty())
     }
@@ -146,7 +146,7 @@ impl<T> Sequence<T> {
         self.device_has_last_token && self.computed + 1 == self.tokens.len() + self.unread
     }
 
-    /// Whether it has tokens to compute before the one that it samples from.
+    /// Whether it has more tokens to compute than the one that it samples from.
     pub(super) fn has_prompt_left(&self) -> bool {
         !self.is_generating() && self.unprocessed() != 1
     }
@@ -157,7 +157,7 @@ impl<T> Sequence<T> {
     }
 
     /// Continues a provisional sequence after `tokens`, which begin with its prompt, to sample up to `limit` more. None of its
-    /// steps may be in flight. Computed tokens that agree with `tokens` are kept; later tokens overwrite the others.
+    /// steps may be in flight. The computed prefix that agrees with `tokens` is kept; the rest is overwritten.
     pub(crate) fn resume(&mut self, tokens: &[i32], limit: usize) {
         let (sampled, actual) = (self.tokens.iter().skip(self.prompt), tokens.iter().skip(self.prompt));
         let same =
@@ -165,12 +165,12 @@ impl<T> Sequence<T> {
         self.tokens.truncate(same);
         self.tokens.extend(tokens.iter().skip(same));
         (self.prompt, self.limit) = (self.tokens.len(), limit);
-        // The last token is always computed, for its logits, and the host sends it.
+        // The last token is always computed again, because its logits are needed; the host sends it.
         self.computed = self.computed.min(same).min(self.prompt.saturating_sub(1));
         self.device_has_last_token = false;
     }
 
-    /// The pages that it lacks for its tokens.
+    /// The number of pages it still needs for its tokens.
     pub(super) fn missing_pages(&self, block_size: usize) -> usize {
         let held = self.pages.len() + self.host_pages.len();
         (self.tokens.len() + self.unread).div_ceil(block_size).saturating_sub(held)
@@ -187,7 +187,7 @@ impl<T> Sequence<T> {
         self.shares_pages = false;
     }
 
-    /// As [`Self::restart`], unless its pages are in host memory.
+    /// Same as [`Self::restart`], unless its pages are in host memory.
     pub(super) fn restart_unless_swapped(&mut self, pages: &mut PagePool) {
         if self.host_pages.is_empty() {
             self.restart(pages);

@@ -4,14 +4,15 @@ use super::{Command, Handle, PendingEmbedding, ServiceError, ServicePhase};
 use crate::request::EmbeddingRequest;
 use std::sync::atomic::Ordering;
 
-/// The right to submit embeddings to a service, whatever else it accepts. It keeps a service that drains from ending.
+/// The right to submit embeddings to a service even when it accepts nothing else. A draining service does not end before it is
+/// dropped.
 #[derive(Debug)]
 pub struct Admission {
     handle: Handle,
 }
 
 impl Admission {
-    /// The admission that a place in the queue was taken for.
+    /// Makes an admission whose place in the queue is already reserved.
     pub(super) fn new(handle: Handle) -> Self {
         handle.shared.admissions.fetch_add(1, Ordering::SeqCst);
         Self { handle }

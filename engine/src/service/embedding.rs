@@ -42,7 +42,7 @@ impl PendingEmbedding {
         let (_, closed) = oneshot::channel();
         // Replaced, because fields cannot be moved out of a type with a destructor.
         let vector = std::mem::replace(&mut self.vector, closed);
-        vector.blocking_recv().unwrap_or_else(|_| Err(self.handle.shared.unserved()))
+        vector.blocking_recv().unwrap_or_else(|_| Err(self.handle.shared.never_started()))
     }
 }
 
@@ -52,8 +52,8 @@ impl Future for PendingEmbedding {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let vector = ready!(Pin::new(&mut self.vector).poll(context));
         self.ended = true;
-        // A channel that closes without an embedding means that the thread has ended, and had not begun the request.
-        Poll::Ready(vector.unwrap_or_else(|_| Err(self.handle.shared.unserved())))
+        // A channel that closes without an embedding means that the thread ended before it started the request.
+        Poll::Ready(vector.unwrap_or_else(|_| Err(self.handle.shared.never_started())))
     }
 }
 

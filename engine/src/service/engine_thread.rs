@@ -1,4 +1,4 @@
-//! The thread that runs the engine: it takes commands between steps, and sends tokens to their streams.
+//! The engine thread: executes commands between steps and sends sampled tokens to the streams of their requests.
 
 use super::{Command, ServiceError, ServicePhase, Shared, embedding, stream::Sender};
 use crate::{engine::Engine, error::Result, request::RequestId};
@@ -15,17 +15,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The time between looks at the other ranks of an idle engine.
+/// The interval at which an idle engine checks whether the other ranks still run.
 const RANKS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The state of the thread.
+/// The state of the engine thread.
 pub(super) struct EngineThread {
     engine: Engine,
     inbox: Receiver<Command>,
     shared: Arc<Shared>,
     streams: HashMap<RequestId, Sender>,
     embeddings: HashMap<RequestId, embedding::Sender>,
-    /// The engine's waiting requests, as published to the handles.
+    /// The number of waiting requests that was last published to the handles.
     waiting: usize,
     draining: bool,
 }
@@ -38,7 +38,7 @@ impl EngineThread {
 
     /// Runs until a command stops it, all handles are dropped, or the engine fails.
     pub(super) fn run(mut self) {
-        // After a panic the engine is only dropped.
+        // After a panic the engine is not used again, only dropped, so a broken invariant is harmless.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve()));
         let reason = match outcome {
             Ok(Ok(())) => ServiceError::Stopped,
@@ -48,29 +48,31 @@ impl EngineThread {
             }
         };
         if matches!(reason, ServiceError::Failed { .. }) {
-            tracing::error!(error = %reason, "the engine's thread ends");
+            tracing::error!(error = %reason, "the engine thread ends");
         }
-        // In this order: a stream whose sender is dropped reads the reason.
+        // The reason is stored first: a stream whose sender is dropped reads it.
         self.shared.end(reason.clone());
         self.shared.set_step_start(None);
         self.shared.advance(ServicePhase::Stopped);
         if matches!(reason, ServiceError::Failed { .. }) {
-            self.tell_begun(&reason);
+            self.fail_started_requests(&reason);
         }
         self.streams.clear();
         self.embeddings.clear();
     }
 
-    /// Tells the requests that have begun why they end. The channels of the others just close, also of those that are still in the
-    /// inbox: another engine can run them. One that has begun may be the cause of the failure, and would make that fail, too.
-    fn tell_begun(&mut self, reason: &ServiceError) {
+    /// Sends the reason to every request that has been in a step: it may have caused the failure, so it is not retried. The
+    /// channels of all other requests, those in the inbox included, close without a message, and the caller may submit them to
+    /// another engine.
+    fn fail_started_requests(&mut self, reason: &ServiceError) {
         let engine = &self.engine;
-        // After a panic the engine may be in disorder. A request of which nothing can be said counts as one that has begun.
-        let begun = |id: &RequestId| catch_unwind(AssertUnwindSafe(|| engine.has_begun(*id))).unwrap_or(true);
-        for (_, sender) in self.streams.drain().filter(|(id, _)| begun(id)) {
+        // After a panic this query may panic too. The request then counts as started.
+        let started =
+            |id: &RequestId| catch_unwind(AssertUnwindSafe(|| engine.has_started(*id))).unwrap_or(true);
+        for (_, sender) in self.streams.drain().filter(|(id, _)| started(id)) {
             let _ = sender.send(Err(reason.clone()));
         }
-        for (_, sender) in self.embeddings.drain().filter(|(id, _)| begun(id)) {
+        for (_, sender) in self.embeddings.drain().filter(|(id, _)| started(id)) {
             let _ = sender.send(Err(reason.clone()));
         }
     }
@@ -89,12 +91,12 @@ impl EngineThread {
             self.shared.set_step_start(None);
             let failures = self.engine.take_failures();
             let vectors = self.engine.take_embeddings();
-            // Statistics are published before events: a caller that has received a token finds it in the statistics.
+            // Statistics are published before tokens are sent, so that they already count a token when its caller receives it.
             self.publish();
             for event in events {
                 let (id, finished) = (event.request, event.finish.is_some());
                 let Some(sender) = self.streams.get(&id) else { continue };
-                // A stream that was dropped has sent its cancellation.
+                // If the stream was dropped, its cancellation is already in the inbox.
                 let _ = sender.send(Ok(event));
                 if finished {
                     self.streams.remove(&id);
@@ -134,7 +136,8 @@ impl EngineThread {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Waits for a command; `None` if all handles are dropped. Of several ranks one may fail meanwhile.
+    /// Waits for a command; returns `None` if all handles are dropped. With several ranks, it checks periodically that none has
+    /// failed.
     fn next_command(&mut self) -> Result<Option<Command>> {
         if self.engine.ranks() == 1 {
             return Ok(self.inbox.recv().ok());
@@ -179,7 +182,8 @@ impl EngineThread {
     /// Publishes the engine's statistics to the handles.
     fn publish(&mut self) {
         let statistics = self.engine.statistics();
-        // `self.waiting` includes the requests taken since the last time; those that the engine has started left the queue.
+        // `self.waiting` also counts the requests received since the last call; requests that the engine has started no longer
+        // wait.
         let now = statistics.waiting;
         if now < self.waiting {
             self.shared.waiting.fetch_sub(self.waiting - now, Ordering::Relaxed);

@@ -12,7 +12,7 @@ pub enum ServiceError {
     Busy {
         /// The number of waiting requests.
         waiting: usize,
-        /// The most that may wait.
+        /// The limit on waiting requests.
         limit: usize,
     },
 
@@ -24,15 +24,15 @@ pub enum ServiceError {
     #[error("the service was stopped")]
     Stopped,
 
-    /// The engine failed. The requests that had begun are lost, and no more are accepted.
+    /// The engine failed. The requests that had started are lost, and no more are accepted.
     #[error("the engine failed: {message}")]
     Failed {
         /// The error.
         message: Arc<str>,
     },
 
-    /// The engine failed before it began this request, which another engine can run.
-    #[error("the engine failed before it began the request: {message}")]
+    /// The engine failed before this request started, so another engine can run it.
+    #[error("the engine failed before the request started: {message}")]
     NotBegun {
         /// The error.
         message: Arc<str>,

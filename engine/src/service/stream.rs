@@ -51,7 +51,7 @@ impl TokenStream {
     /// On the threads of an async runtime, which must not block.
     ///
     /// # Errors
-    /// As [`Self::next`].
+    /// Same as [`Self::next`].
     pub fn blocking_next(&mut self) -> Option<Result<TokenEvent, ServiceError>> {
         if self.ended {
             return None;
@@ -72,13 +72,13 @@ impl TokenStream {
         Poll::Ready(self.accept(event))
     }
 
-    /// Notes whether an event is the last.
+    /// Records whether an event is the last one.
     fn accept(
         &mut self,
         event: Option<Result<TokenEvent, ServiceError>>,
     ) -> Option<Result<TokenEvent, ServiceError>> {
-        // A channel that closes before the last token means that the thread has ended, and had not begun the request.
-        let event = event.unwrap_or_else(|| Err(self.handle.shared.unserved()));
+        // A channel that closes before the last token means that the thread ended before it started the request.
+        let event = event.unwrap_or_else(|| Err(self.handle.shared.never_started()));
         self.ended = match &event {
             Ok(event) => event.finish.is_some(),
             Err(_) => true,
