@@ -1,9 +1,9 @@
-//! Speculation: tokens are proposed cheaply, and the model checks several of them in one step.
+//! Speculative decoding: a cheap proposer drafts tokens, and the model verifies several of them in one step.
 //!
-//! A step with proposed tokens after a request's last token samples at each of these positions. A draw depends only on the tokens
-//! before it, on the seed and on the position, so as long as each draw equals the proposed token, the next draw is the one that
-//! would have come anyway. Tokens after the first difference are dropped. The answer is the same, greedy or sampled; only the
-//! number of steps depends on the quality of the proposals.
+//! The proposed tokens follow a request's last token in a step, which samples at each of these positions. A sample depends only
+//! on the tokens before it, the seed and the position. So as long as each sample equals the proposed token, the next one is the
+//! token that decoding without speculation would sample. Tokens after the first mismatch are dropped. The answer is the same,
+//! greedy or sampled; only the number of steps depends on the quality of the drafts.
 
 mod draft_length;
 mod draft_model;
@@ -19,7 +19,7 @@ use std::{collections::HashMap, time::Instant};
 #[derive(Debug)]
 pub(crate) struct Speculator {
     speculation: Speculation,
-    /// The proposer of each request that has had a token.
+    /// The proposer of each request that has generated a token.
     proposers: HashMap<SequenceKey, Proposer>,
     /// The draft model, if the options ask for one.
     draft: Option<DraftModel>,
@@ -30,12 +30,12 @@ pub(crate) struct Speculator {
 enum Proposer {
     /// Proposes from the request's own prompt and answer.
     Lookup(PromptLookup),
-    /// Decides how many tokens the draft model is asked for.
+    /// Chooses how many tokens to request from the draft model.
     Draft(DraftLength),
 }
 
 impl Speculator {
-    /// Proposes tokens as the option says, with a draft model if it names one.
+    /// Makes a speculator for the option; `draft` is the draft model, if the option uses one.
     pub(crate) fn new(speculation: Speculation, draft: Option<DraftModel>) -> Self {
         Self { speculation, proposers: HashMap::new(), draft }
     }
@@ -45,13 +45,13 @@ impl Speculator {
         self.draft.as_ref()
     }
 
-    /// As [`Self::draft`].
+    /// Same as [`Self::draft`].
     pub(crate) fn draft_mut(&mut self) -> Option<&mut DraftModel> {
         self.draft.as_mut()
     }
 
-    /// Has the draft model propose tokens for the requests that got tokens in the last step. This runs before the next step and
-    /// not when tokens arrive, so that it does not delay their delivery.
+    /// Runs the draft model for the requests that got tokens in the last step. It runs right before the next step, not when
+    /// tokens arrive, so that it does not delay their delivery.
     ///
     /// # Errors
     /// If the device failed.
@@ -64,7 +64,8 @@ impl Speculator {
         Ok(())
     }
 
-    /// Learns how many proposed tokens were accepted in a completed step, and proposes more or asks the draft model for them.
+    /// Adapts draft lengths to the tokens accepted in the completed steps, then drafts by prompt lookup or queues a request to
+    /// the draft model.
     pub(crate) fn learn(&mut self, runner: &mut Runner) {
         for outcome in runner.take_draft_outcomes() {
             let Some(sequence) = runner.requests_mut().scheduler_mut().get_mut(outcome.key) else { continue };
@@ -73,7 +74,7 @@ impl Speculator {
             if outcome.proposed > 0 {
                 proposer.learn(outcome.proposed, outcome.accepted);
             }
-            // Until then, end tokens may not be sampled, and the mask for it differs from row to row.
+            // Before `min_tokens` tokens, the mask that forbids end tokens would differ between the rows of a draft.
             if sequence.generated() < sequence.item.min_tokens {
                 continue;
             }
@@ -90,7 +91,7 @@ impl Speculator {
         self.forget_ended(runner);
     }
 
-    /// Forgets the requests that have ended. Their pages in the draft model's cache are free at once.
+    /// Drops the state of requests that have ended, and frees their pages in the draft model's KV cache.
     pub(crate) fn forget_ended(&mut self, runner: &mut Runner) {
         for key in runner.requests_mut().take_ended_speculation() {
             self.proposers.remove(&key);

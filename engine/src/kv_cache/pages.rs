@@ -1,8 +1,8 @@
 //! The pages of the KV cache: which sequences hold each page, and which prefix a page keeps for later requests.
 //!
-//! A page is held by any number of sequences. A page that is full of tokens can be given an identity: the page before it and the
-//! tokens in it. So equal identities are equal prefixes, compared by their tokens and not just by a hash. Pages that no sequence
-//! holds keep their prefix until the page is needed, the least recently used ones first.
+//! Any number of sequences can hold a page. A page that is full of tokens gets an identity: the page before it and the tokens in
+//! it. So equal identities are equal prefixes, compared by their tokens and not just by a hash. A page without holders keeps its
+//! prefix until the page is needed; the least recently used page is evicted first.
 //!
 //! Sequences never write to a full page, so a shared page never changes and is never copied. Work is enqueued in order on one
 //! stream, so a released page can be handed out at once: steps in flight write to it before any step that is launched later.
@@ -20,11 +20,11 @@ impl Prefix {
     /// The identity of the empty prefix of requests without a salt.
     pub(crate) const EMPTY: Self = Self(0);
 
-    /// The bit of the empty prefixes of requests with a salt; identities of pages are counted from 1.
+    /// The bit that marks the root prefix of a salted request; identities of pages are counted from 1.
     const SALTED: u64 = 1 << 63;
 }
 
-/// The end of a list of pages.
+/// The end of a linked list of pages.
 const NONE: u32 = u32::MAX;
 
 /// All pages of the KV cache. Page numbers are those that the device uses.
@@ -40,7 +40,7 @@ pub(crate) struct PagePool {
     oldest: u32,
     newest: u32,
     cached: usize,
-    /// Pages by the hash of their identity. Of two pages whose hashes collide only one is found.
+    /// Pages by the hash of their identity. If two hashes collide, only one of the pages is found.
     index: HashMap<u64, u32>,
     hasher: RandomState,
     next: u64,
@@ -75,7 +75,7 @@ impl PagePool {
             block_size,
             pages: vec![page; total],
             tokens: if keep { vec![0; total * block_size] } else { Vec::new() },
-            // Popped from the end, so that low page numbers are handed out first.
+            // Pages are popped from the end, so low page numbers are handed out first.
             free: (0..total as u32).rev().collect(),
             oldest: NONE,
             newest: NONE,
@@ -87,8 +87,8 @@ impl PagePool {
         }
     }
 
-    /// The empty prefix of the requests with a salt, or without one: requests with different roots never share pages. Nobody outside
-    /// can choose salts whose roots are equal, because the key of the hash is random.
+    /// The root prefix for a salt, or for no salt. Requests with different roots never share pages. A client cannot choose salts
+    /// that collide, because the hash key is random.
     pub(crate) fn root(&self, salt: Option<&str>) -> Prefix {
         salt.map_or(Prefix::EMPTY, |salt| Prefix(self.hasher.hash_one(salt) | Prefix::SALTED))
     }
@@ -98,7 +98,7 @@ impl PagePool {
         self.pages.len()
     }
 
-    /// Pages that can be taken: free ones, and cached ones that would lose their prefix.
+    /// The number of pages that can be taken: free pages, and cached pages, which then lose their prefix.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.cached
     }
@@ -145,7 +145,7 @@ impl PagePool {
         for page in pages.rev() {
             let page = page as u32;
             let entry = &mut self.pages[page as usize];
-            debug_assert!(entry.holders > 0, "page {page} is released once too often");
+            debug_assert!(entry.holders > 0, "page {page} is released more often than it was taken");
             entry.holders -= 1;
             if entry.holders > 0 {
                 continue;
@@ -168,8 +168,8 @@ impl PagePool {
         Some((page as i32, prefix))
     }
 
-    /// Gives a full page the identity of its tokens after the prefix `follows`. If another page already has this identity, returns
-    /// that one's.
+    /// Gives a full page the identity of its tokens after the prefix `follows`. If another page has the same tokens and prefix,
+    /// its identity is returned.
     pub(crate) fn identify(&mut self, page: i32, follows: Prefix, tokens: &[i32]) -> Prefix {
         if !self.keep {
             return Prefix::EMPTY;

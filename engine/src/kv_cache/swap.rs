@@ -1,4 +1,4 @@
-//! Host memory for the pages of requests that are pre-empted.
+//! Swaps the KV cache pages of pre-empted requests to host memory.
 //!
 //! Pages are scattered over the caches of all layers. They are first gathered side by side on the device, so that one copy to or
 //! from the host moves many of them. All work runs on the engine's stream, in order with the steps: the next step may write to a
@@ -15,7 +15,7 @@ use dsrun_core::{
     op::{Op, PageGather, PageScatter},
 };
 
-/// The most pages that are gathered at a time.
+/// The maximum number of pages gathered at a time.
 const BATCH: usize = 32;
 
 /// The host memory, and the calls that copy pages to it and back.
@@ -88,7 +88,7 @@ impl SwapSpace {
         Ok(Self { caches: bound, batch })
     }
 
-    /// Copies pages to host memory (`out`), and then other pages back from it (`back`).
+    /// Copies the pages `out` to host memory, and then the pages `back` to the device.
     ///
     /// # Errors
     /// If the device failed.

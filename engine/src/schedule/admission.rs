@@ -12,7 +12,7 @@ impl<T> Scheduler<T> {
         if self.waiting.is_empty() {
             return;
         }
-        // Pages that running sequences need next are not given to others.
+        // Pages that running sequences need in the next step are reserved.
         let block = self.capacity.block_size;
         let needed_next = |sequence: &Sequence<T>| sequence.missing_pages(block).max(1);
         let running = self.running.iter().filter_map(|key| self.get(*key));
@@ -80,7 +80,7 @@ impl<T> Scheduler<T> {
         needed.max(1)
     }
 
-    /// The last running sequence that has not been given anything in this step.
+    /// The last running sequence that has no tokens in this step yet.
     pub(super) fn last_preemptible(&mut self) -> Option<SequenceKey> {
         while let Some(key) = self.preemptible.checked_sub(1).and_then(|last| self.running.get(last)).copied()
         {
@@ -92,7 +92,8 @@ impl<T> Scheduler<T> {
         None
     }
 
-    /// Pre-empts the sequence that [`Self::last_preemptible`] has found: takes its row and its pages, and lets it wait again.
+    /// Pre-empts the sequence that [`Self::last_preemptible`] returned: frees its row and its pages, and puts it back into the
+    /// queue.
     pub(super) fn preempt_last(&mut self, step: &mut ScheduledStep) {
         let Some(last) = self.preemptible.checked_sub(1) else { return };
         let key = self.running.remove(last);

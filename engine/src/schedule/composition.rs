@@ -1,4 +1,4 @@
-//! The composition of a step: generation, chunks of prompts, drafts.
+//! Composes a step from decode tokens, prefill chunks and drafts.
 
 use super::{
     scheduled_step::{ScheduledSequence, ScheduledStep},
@@ -7,12 +7,13 @@ use super::{
 };
 
 impl<T> Scheduler<T> {
-    /// Adds a token of every sequence that generates, or of a micro-batch of these, and collects the prompts.
+    /// Adds one token of each generating sequence, or of one micro-batch of them, and collects the sequences with prompt tokens
+    /// left.
     pub(super) fn plan_generation(&mut self, step: &mut ScheduledStep) {
         self.prompts.clear();
         let mut left = self.micro_batch();
         let mut index = 0;
-        // Pre-emption shortens the list, but only after this index.
+        // Pre-emption removes only entries after this index.
         while let Some(key) = self.running.get(index).copied() {
             index += 1;
             let Some(sequence) = self.get(key) else { continue };
@@ -26,7 +27,7 @@ impl<T> Scheduler<T> {
             if left == 0 {
                 continue;
             }
-            // The host sends the last token if the device does not have it.
+            // If the device does not have the last token, the host sends it.
             let from = (!sequence.is_generating()).then_some(sequence.computed);
             let end = sequence.computed + 1;
             if step.tokens < self.capacity.tokens && self.grow(key, end, step) == end {
@@ -36,10 +37,10 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// The most sequences that generate in a step: an even share of all that do.
+    /// The maximum number of sequences that generate in a step: an even share of all that do.
     ///
-    /// A sequence that is left out is not left out for as many steps as there are micro-batches: the steps in flight have room for all,
-    /// and no sequence is in two of them.
+    /// A sequence waits for less than `micro_batches` steps: the steps in flight together have room for all sequences, and no
+    /// sequence is in two of them.
     fn micro_batch(&self) -> usize {
         if self.capacity.micro_batches <= 1 {
             return usize::MAX;
@@ -49,7 +50,7 @@ impl<T> Scheduler<T> {
         running.filter(generates).count().div_ceil(self.capacity.micro_batches)
     }
 
-    /// Fills the step with prompts in their order. Only the first is split, if it is longer than a step.
+    /// Fills the step with whole prompts, in order. Only the first is split, and only if it is longer than a step.
     pub(super) fn plan_whole_prompts(&mut self, step: &mut ScheduledStep) {
         let mut left = self.capacity.tokens;
         self.prompts.clear();
@@ -117,8 +118,8 @@ impl<T> Scheduler<T> {
         self.prompts = prompts;
     }
 
-    /// Adds drafts, in order, to what is left of the step. No sequence is pre-empted for a draft, and a page is left for each
-    /// running sequence.
+    /// Adds drafts, in order, to the unused part of the step. No sequence is pre-empted for a draft, and one page stays
+    /// reserved for each running sequence.
     pub(super) fn plan_drafts(&mut self, step: &mut ScheduledStep) {
         for index in 0..step.sequences.len() {
             let ScheduledSequence { key, tokens, samples, .. } = step.sequences[index];
@@ -138,7 +139,7 @@ impl<T> Scheduler<T> {
                 continue;
             }
             sequence.computed += count;
-            // After a draft the host sends the last token, when it knows which tokens were accepted.
+            // After a draft only the host knows which tokens were accepted, so it sends the last one.
             sequence.device_has_last_token = false;
             let scheduled = &mut step.sequences[index];
             scheduled.from.get_or_insert(computed - tokens);
@@ -170,8 +171,8 @@ impl<T> Scheduler<T> {
         self.identify_pages(key);
     }
 
-    /// Gives a sequence pages for `end` tokens, and pre-empts later sequences for them if need be. Returns how many of these
-    /// tokens it has pages for.
+    /// Allocates pages for the first `end` tokens of a sequence, and pre-empts later sequences if needed. Returns how many
+    /// of these tokens have pages.
     fn grow(&mut self, key: SequenceKey, end: usize, step: &mut ScheduledStep) -> usize {
         let block = self.capacity.block_size;
         let Some(before) = self.get(key).map(|sequence| sequence.pages.len()) else { return 0 };

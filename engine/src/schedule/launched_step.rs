@@ -1,4 +1,4 @@
-//! A record of the steps that were launched, by which timelines are drawn.
+//! A record of launched steps, for drawing timelines.
 
 /// A step that was launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -7,6 +7,6 @@ pub struct LaunchedStep {
     pub tokens: usize,
     /// Its sequences.
     pub sequences: usize,
-    /// The number of steps whose tokens the host had read before: the steps before that one were complete.
+    /// The number of steps that were complete, with their tokens read by the host, at the launch.
     pub completed: usize,
 }

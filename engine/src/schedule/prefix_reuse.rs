@@ -1,4 +1,4 @@
-//! Prefix reuse: sequences share the pages of the tokens that they have in common.
+//! Prefix caching: sequences with a common prefix share its pages.
 
 use super::{
     scheduler::{Scheduler, SequenceKey},
@@ -6,8 +6,8 @@ use super::{
 };
 
 impl<T> Scheduler<T> {
-    /// Lets a sequence share cached pages with its next tokens, as long as it has computed nothing after them. Its last token is
-    /// always left to compute, because its logits are needed. Returns the number of pages found.
+    /// Adds cached pages that hold the next tokens of a sequence, if all pages that it holds so far are full. The last token
+    /// is always computed, because its logits are needed. Returns the number of pages found.
     pub(super) fn find_prefix(&mut self, key: SequenceKey) -> usize {
         let block = self.capacity.block_size;
         let Self { pages, sequences, .. } = self;
@@ -35,7 +35,7 @@ impl<T> Scheduler<T> {
         found
     }
 
-    /// Releases the pages that [`Self::find_prefix`] gave to a sequence that keeps waiting.
+    /// Releases the pages that [`Self::find_prefix`] gave to a sequence that could not start.
     pub(super) fn drop_prefix(&mut self, key: SequenceKey) {
         let Self { pages, sequences, .. } = self;
         if let Some(sequence) = sequences[key.index as usize].as_mut() {

@@ -9,10 +9,10 @@ pub(crate) struct ScheduledSequence {
     pub(crate) key: SequenceKey,
     /// Its tokens in the step, proposed ones included.
     pub(crate) tokens: usize,
-    /// The index of the first of these tokens among those that the host knows; `None` if the step's only token of the sequence is
-    /// the one that the device sampled last.
+    /// The index of the first of these tokens in the sequence; `None` if the only token is the one that the device sampled last,
+    /// which the host may not know yet.
     pub(crate) from: Option<usize>,
-    /// The number of its last rows that a token is sampled from: 0, 1, or 1 and those of all proposed tokens.
+    /// The number of trailing rows to sample from: 0, 1, or 1 plus the number of proposed tokens.
     pub(crate) samples: usize,
 }
 
@@ -23,17 +23,17 @@ impl ScheduledSequence {
     }
 }
 
-/// A step, and the changes to make before it. Kept from step to step for its memory.
+/// A step, and the changes to make before it. Reused from step to step to avoid allocations.
 #[derive(Debug, Default)]
 pub(crate) struct ScheduledStep {
     /// The sequences that take part.
     pub(crate) sequences: Vec<ScheduledSequence>,
     /// The number of tokens of all sequences.
     pub(crate) tokens: usize,
-    /// Sequences whose row of the request table is new or was reset, and their tokens in the cache before this step. The last
-    /// entry of a sequence counts; a sequence that does not run any more was pre-empted meanwhile.
+    /// Sequences whose row of the request table must be written, with the number of their tokens in the KV cache before this
+    /// step. If a sequence has several entries, the last one is valid; entries of sequences that no longer run are stale.
     pub(crate) placed: Vec<(SequenceKey, usize)>,
-    /// Sequences that were given pages, and the index of the first new page. They may have been pre-empted meanwhile too.
+    /// Sequences that got new pages, with the index of the first new page. Entries of sequences that no longer run are stale.
     pub(crate) grown: Vec<(SequenceKey, usize)>,
     /// Pages to copy to host memory, before anything else.
     pub(crate) swap_out: Vec<(i32, u32)>,

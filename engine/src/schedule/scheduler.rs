@@ -24,9 +24,10 @@ pub(crate) struct Capacity {
     pub(crate) keep_prefixes: bool,
     /// Whether prompts are processed whole, in steps of their own, before any request generates.
     pub(crate) prompts_first: bool,
-    /// Whether the host sends every token that was sampled, because the device that needs it does not have it.
+    /// Whether the host sends every sampled token back as an input, because the rank that embeds it is not the rank that sampled
+    /// it.
     pub(crate) tokens_from_host: bool,
-    /// The number of groups that take turns in generating: the stages of a pipeline work on one each.
+    /// The number of groups into which generating sequences are divided: each pipeline stage works on one of them.
     pub(crate) micro_batches: usize,
 }
 
@@ -35,7 +36,7 @@ pub(crate) struct Capacity {
 pub(crate) struct NewSequence<T> {
     /// Its prompt; at least one token.
     pub(crate) prompt: Vec<i32>,
-    /// Tokens to sample, at least one. The scheduler's pages must hold the prompt and all of these but the last.
+    /// The number of tokens to sample, at least one. The scheduler's pages must hold the prompt and all of these but the last.
     pub(crate) limit: usize,
     /// Sequences of higher priority go first.
     pub(crate) priority: i32,
@@ -43,7 +44,7 @@ pub(crate) struct NewSequence<T> {
     pub(crate) waits_for_host: bool,
     /// Whether it may reuse pages that other sequences have filled with the same tokens.
     pub(crate) reuses_prefix: bool,
-    /// The empty prefix, which it has in common with the sequences that it may share pages with.
+    /// The root of its prefix: it may share pages with sequences of the same root only.
     pub(crate) root: Prefix,
     /// Whether [`Sequence::resume`] may discard its sampled tokens. Its pages are then identified by its prompt only.
     pub(crate) provisional: bool,
@@ -86,14 +87,13 @@ pub(crate) struct Scheduler<T> {
     pub(super) running: Vec<SequenceKey>,
     /// The number of running sequences.
     pub(super) active: usize,
-    /// The end of the running sequences that may still be pre-empted: those from here on have been given something in the step
-    /// that is planned.
+    /// `running[..preemptible]` may still be pre-empted; later sequences already have tokens in the step being planned.
     pub(super) preemptible: usize,
     pub(super) arrivals: u64,
     /// The number of the step that is planned.
     pub(super) step: u64,
     pub(super) counts: SchedulerCounts,
-    /// The prompts of the step that is planned, with their tokens of the step. Kept for its memory.
+    /// The prompts of the step being planned, with the number of their tokens in it. Kept to reuse its allocation.
     pub(super) prompts: Vec<(SequenceKey, usize)>,
 }
 
@@ -118,7 +118,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Queues a sequence. All pages together must have room for it.
+    /// Queues a sequence, which must fit into the pages of the scheduler.
     pub(crate) fn add(&mut self, new: NewSequence<T>) -> SequenceKey {
         let arrival = self.arrivals;
         self.arrivals += 1;
@@ -145,14 +145,14 @@ impl<T> Scheduler<T> {
         sequence.filter(|sequence| sequence.arrival == key.arrival)
     }
 
-    /// As [`Self::get`].
+    /// Same as [`Self::get`].
     pub(crate) fn get_mut(&mut self, key: SequenceKey) -> Option<&mut Sequence<T>> {
         let sequence = self.sequences.get_mut(key.index as usize)?.as_mut();
         sequence.filter(|sequence| sequence.arrival == key.arrival)
     }
 
-    /// Takes the tokens that an earlier step sampled for a sequence, row by row, as far as they are valid: the row after a
-    /// proposed token is valid if that token is the one that was sampled. Returns the number of valid rows, at least one.
+    /// Accepts the tokens that a step sampled for a sequence, row by row. A row is valid if the proposed token before it
+    /// equals the token sampled in the row before. Returns the number of valid rows, at least one.
     pub(crate) fn accept_tokens(
         &mut self,
         key: SequenceKey,
@@ -168,7 +168,7 @@ impl<T> Scheduler<T> {
             }
         }
         sequence.unread -= 1;
-        // Rejected tokens are in the cache too; later tokens overwrite them.
+        // The KV cache also holds the rejected tokens; later tokens overwrite them.
         let valid = sequence.tokens.len() + sequence.unread - 1;
         sequence.computed = sequence.computed.min(valid);
         let count = sequence.tokens.len() - before;
@@ -214,7 +214,7 @@ impl<T> Scheduler<T> {
         2 * running.filter(|sequence| sequence.waits_for_host()).count() > self.active
     }
 
-    /// Tokens of a step that generation and the prompts of running sequences leave free.
+    /// The part of a step's token budget that running sequences do not need.
     pub(crate) fn spare_tokens(&self) -> usize {
         let running = self.running.iter().filter_map(|key| self.get(*key));
         let taken = running.map(|sequence| sequence.unprocessed().max(1)).sum();
@@ -246,8 +246,8 @@ impl<T> Scheduler<T> {
         self.capacity.tokens = tokens.max(self.capacity.slots);
     }
 
-    /// Plans the next step. Its tokens count as computed and its samples as sampled from here on, so that the step after it can
-    /// be planned before it has run.
+    /// Plans the next step. From here on its tokens count as computed and its samples as drawn, so that the step after it can
+    /// be planned before this one has run.
     pub(crate) fn plan(&mut self, step: &mut ScheduledStep) {
         step.clear();
         self.step += 1;

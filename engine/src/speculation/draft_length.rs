@@ -1,7 +1,6 @@
-//! Adapts the number of tokens that a draft model is asked for: each costs a step of that model, and pays only if it is accepted.
+//! Adapts the length of a draft model's drafts: each token costs a step of that model, and pays off only if it is accepted.
 
-/// Steps of the request for which drafts pause after a single rejected token. The pause doubles each time that the next token is
-/// rejected too.
+/// The number of steps without drafts after a one-token draft was rejected. The pause doubles with each further rejection.
 const FIRST_PAUSE: usize = 4;
 
 /// The longest pause.
@@ -13,14 +12,14 @@ pub(crate) struct DraftLength {
     /// Tokens to request next; at least one.
     length: usize,
     most: usize,
-    /// Steps left of the present pause.
+    /// Remaining steps of the current pause.
     paused: usize,
-    /// Steps of the next pause.
+    /// Length of the next pause, in steps.
     pause: usize,
 }
 
 impl DraftLength {
-    /// Starts at `most` tokens: a draft model is expected to be accepted.
+    /// Starts at the maximum, `most` tokens: drafts are expected to be accepted.
     pub(crate) fn new(most: usize) -> Self {
         Self { length: most, most, paused: 0, pause: FIRST_PAUSE }
     }

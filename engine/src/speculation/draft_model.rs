@@ -1,12 +1,12 @@
 //! A draft model: a second, smaller model on the same device that proposes tokens, with its own KV cache.
 //!
-//! It has a sequence for each request that speculates. A round brings these up to date with the request's new tokens, and samples
-//! more tokens after them, all sequences in the same steps. Sampled tokens are provisional: with the next round a sequence goes
-//! back to where they agree with the request, and the cache after that is overwritten. Prompts are processed by the same steps,
-//! in chunks over several rounds if they are long, so a round never delays other requests by more than its own steps.
+//! It keeps one sequence per speculating request. A round appends the request's new tokens to its sequence and samples more
+//! tokens after them, with all sequences batched into the same steps. Sampled tokens are provisional: in the next round a
+//! sequence is cut back to its common prefix with the request, and the KV cache after it is overwritten. Prompts are processed by
+//! the same steps, in chunks over several rounds if they are long, so a round delays other requests by at most its own steps.
 //!
-//! A token is drawn with the request's own sampling options, seed and position. Draws of equal seed and position use the same
-//! random numbers (Gumbel-max), so two models with similar probabilities draw the same token at any temperature.
+//! Tokens are sampled with the request's own sampling options, seed and position. Equal seeds and positions use the same
+//! Gumbel noise, so two models with similar probabilities tend to sample the same token at any temperature.
 
 use crate::{
     error::Result,
@@ -15,13 +15,13 @@ use crate::{
 };
 use std::collections::HashMap;
 
-/// Proposes tokens with a model of its own.
+/// Drafts tokens with a second model.
 #[derive(Debug)]
 pub(crate) struct DraftModel {
     runner: Runner,
-    /// The most tokens proposed at a time.
+    /// The maximum number of tokens per draft.
     tokens: usize,
-    /// Its own sequences, by those of the requests that they follow.
+    /// The draft model's sequences, by the request's sequence that each follows.
     sequences: HashMap<SequenceKey, SequenceKey>,
     /// The requests of the next round, and how many tokens to propose for each.
     requested: Vec<(SequenceKey, usize)>,
@@ -40,7 +40,7 @@ impl DraftModel {
         &self.runner
     }
 
-    /// As [`Self::runner`].
+    /// Same as [`Self::runner`].
     pub(crate) fn runner_mut(&mut self) -> &mut Runner {
         &mut self.runner
     }
@@ -50,12 +50,12 @@ impl DraftModel {
         !self.requested.is_empty()
     }
 
-    /// Requests up to `tokens` proposed tokens for a sequence in the next round.
+    /// Queues a sequence for the next round, with a draft of up to `tokens` tokens.
     pub(super) fn request(&mut self, key: SequenceKey, tokens: usize) {
         self.requested.push((key, tokens));
     }
 
-    /// Ends the sequence that follows a request. Its pages are free at once.
+    /// Ends the draft model's sequence of a request, and frees its pages.
     pub(super) fn release(&mut self, key: SequenceKey) {
         if let Some(own) = self.sequences.remove(&key) {
             self.runner.end_sequence(own);
@@ -91,7 +91,8 @@ impl DraftModel {
             }
         }
         self.runner.run_steps(most)?;
-        // A sequence without a token to sample just ends here; its request gets the error from its own model.
+        // If a sequence fails because no token can be sampled, it just ends here; the target model reports the error to the
+        // request.
         self.runner.requests_mut().take_failures();
         for (key, most) in requested.into_iter().map(|(key, tokens)| (key, most.min(tokens))) {
             let own = self.sequences.get(&key);
@@ -107,12 +108,13 @@ impl DraftModel {
         Ok(())
     }
 
-    /// Brings the sequence that follows a request up to date, to sample up to `most` tokens after it.
+    /// Updates the draft model's sequence of a request to the request's tokens, to sample up to `most` tokens after them.
     fn follow(&mut self, key: SequenceKey, sequence: &RequestSequence, most: usize) {
         let (tokens, limits) = (&sequence.tokens, self.runner.limits());
-        // After tokens in flight nothing can be proposed. One token makes the request wait until they are read.
+        // A draft must follow tokens that the host has read. While some are in flight, draft a single token, which makes the
+        // request wait until they are read.
         let most = if sequence.unread > 0 { 1 } else { most };
-        // The last token of an answer is not checked, because no token follows it.
+        // A draft for the last token of an answer is useless, because no step follows in which to verify it.
         let limit = most.min(sequence.remaining().saturating_sub(1));
         let length = tokens.len() + limit;
         let fits = length <= limits.context.min(limits.pages * limits.block_size);

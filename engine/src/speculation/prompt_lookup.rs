@@ -1,27 +1,27 @@
-//! Prompt lookup: proposes the tokens that followed the same last tokens earlier in the text.
+//! Prompt lookup decoding: finds the last n-gram of a text earlier in the text, and proposes the tokens that followed it there.
 //!
 //! Source: Saxena, "Prompt Lookup Decoding" (2023).
 
 use std::collections::HashMap;
 
-/// The most and the fewest tokens that are looked up. Longer matches predict better, so they are tried first.
+/// The lengths of n-grams that are looked up. Longer matches predict better, so they are tried first.
 const LONGEST: usize = 3;
 const SHORTEST: usize = 2;
 
-/// Tokens to look up, padded with -1 at the front if they are fewer than [`LONGEST`].
-type Gram = [i32; LONGEST];
+/// An n-gram, padded with -1 at the front if it is shorter than [`LONGEST`].
+type Ngram = [i32; LONGEST];
 
 /// Proposes tokens for one request.
 #[derive(Debug)]
 pub(crate) struct PromptLookup {
-    /// The index of the token that followed each gram last.
-    followed_at: HashMap<Gram, u32>,
+    /// The index of the token after the latest occurrence of each n-gram.
+    followed_at: HashMap<Ngram, u32>,
     /// The first token that is not indexed yet.
     next: usize,
-    /// Tokens to propose at a time. With 0 nothing is proposed until a guess was correct.
+    /// The number of tokens to propose. With 0 nothing is proposed until `guess` was correct once.
     length: usize,
     most: usize,
-    /// The token that was or would have been proposed first.
+    /// The first token of the last draft, or of the draft that would have been made if `length` were not 0.
     guess: Option<i32>,
 }
 
@@ -31,18 +31,18 @@ impl PromptLookup {
         Self { followed_at: HashMap::new(), next: 0, length: 1.min(most), most, guess: None }
     }
 
-    /// Proposes tokens to follow a request's tokens, which begin with those of the last call.
+    /// Proposes tokens that follow a request's `tokens`, which extend those of the last call.
     pub(crate) fn propose(&mut self, tokens: &[i32]) -> Vec<i32> {
         if self.length == 0 && self.guess.is_some() && self.guess.as_ref() == tokens.last() {
             self.length = 1.min(self.most);
         }
         for place in self.next..tokens.len() {
-            for gram in grams(&tokens[..place]) {
-                self.followed_at.insert(gram, place as u32);
+            for ngram in ngrams(&tokens[..place]) {
+                self.followed_at.insert(ngram, place as u32);
             }
         }
         self.next = tokens.len();
-        let found = grams(tokens).find_map(|gram| self.followed_at.get(&gram).copied());
+        let found = ngrams(tokens).find_map(|ngram| self.followed_at.get(&ngram).copied());
         let Some(start) = found.map(|place| place as usize) else {
             self.guess = None;
             return Vec::new();
@@ -50,7 +50,8 @@ impl PromptLookup {
         self.guess = tokens.get(start).copied();
         let mut proposed = Vec::with_capacity(self.length);
         for place in start..start + self.length {
-            // A match that reaches the end of the tokens continues in the proposed ones: a repetition goes on.
+            // If the match reaches the end of the text, the draft continues with its own first tokens: a repeated pattern goes
+            // on.
             let token = tokens.get(place).or_else(|| proposed.get(place - tokens.len())).copied();
             proposed.extend(token);
         }
@@ -60,7 +61,7 @@ impl PromptLookup {
     /// Adapts to the number of accepted tokens.
     pub(crate) fn learn(&mut self, proposed: usize, accepted: usize) {
         if accepted == proposed && proposed >= self.length {
-            // With the token before them, the proposed tokens fill a step of a power of two.
+            // A draft of 2^n - 1 tokens and the token before it fill a bucket of 2^n rows.
             self.length = (2 * self.length + 1).min(self.most);
         } else if 2 * accepted < proposed {
             self.length = proposed.min(self.length) / 2;
@@ -68,12 +69,12 @@ impl PromptLookup {
     }
 }
 
-/// The last tokens as grams, the longest first.
-fn grams(tokens: &[i32]) -> impl Iterator<Item = Gram> + '_ {
+/// The n-grams at the end of a text, the longest first.
+fn ngrams(tokens: &[i32]) -> impl Iterator<Item = Ngram> + '_ {
     (SHORTEST..=LONGEST).rev().filter_map(|length| {
-        let mut gram = [-1; LONGEST];
-        gram[LONGEST - length..].copy_from_slice(tokens.len().checked_sub(length).map(|at| &tokens[at..])?);
-        Some(gram)
+        let mut ngram = [-1; LONGEST];
+        ngram[LONGEST - length..].copy_from_slice(tokens.len().checked_sub(length).map(|at| &tokens[at..])?);
+        Some(ngram)
     })
 }
 
