@@ -1,7 +1,7 @@
-//! Passes rewrite a program: [`quantize`] its weights, [`partition`](mod@partition) it into stages, [`shard`](mod@shard) it over
-//! ranks, [`fuse`] its calls, [`prune_unused_rows`] of its last layer.
+//! Passes rewrite a program: they [`quantize`] its weights, [`partition`](mod@partition) it into pipeline stages,
+//! [`shard`](mod@shard) it over ranks, [`fuse`] its calls, and [`prune_unused_rows`] of its last layer.
 //!
-//! A pass takes a program and gives a program. It knows a device only by the answers of [`Native`] and of the kernel query.
+//! A pass maps a program to a program. What it needs to know of a device it asks through [`Native`] and the kernel query.
 
 mod concatenate;
 mod fuse;

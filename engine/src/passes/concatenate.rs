@@ -1,8 +1,8 @@
-//! Merges linear layers that read the same activations into one matrix product over their concatenated weights.
+//! Merges linear layers with the same input into one matrix product over their concatenated weights.
 //!
-//! [`Columns`] splits the result again, unless the merged layers are the two halves of a gated activation, which then reads both
-//! halves from the one result. The concatenated weights and biases are expressions over the file, evaluated when they are loaded,
-//! so no weight is held twice.
+//! [`Columns`] splits the result again, unless the merged layers are the gate and up projections of a gated activation, which
+//! reads both halves from the merged result. The concatenated weights and biases are expressions over the file, evaluated when
+//! they are loaded, so no weight is held twice.
 
 use super::rewrite::{add_results, weight_operand, with_nodes};
 use dsrun_core::{
@@ -17,12 +17,12 @@ use std::collections::HashSet;
 pub(super) struct Group {
     /// The indices of their calls, in order.
     nodes: Vec<usize>,
-    /// The gated activation that reads both results of a group of two, if nothing else reads them.
+    /// The gated activation that is the only reader of both results of a group of two.
     gate: Option<usize>,
 }
 
 impl Group {
-    /// The name of the group's first weight. It identifies the group whichever other groups are merged.
+    /// The name of the group's first weight, which identifies the group in every version of the program.
     pub(super) fn name<'a>(&self, program: &'a Program) -> &'a str {
         let first = self.nodes.first().and_then(|node| weight_of(&program.nodes[*node].call));
         first.map_or("", |weight| &program.values[weight.index()].name)
@@ -68,7 +68,7 @@ pub(super) fn groups(program: &Program) -> Vec<Group> {
     groups
 }
 
-/// Whether a node is a linear layer whose weight and bias come from the file and are read by this layer only.
+/// Whether a node is a linear layer that is the only reader of its weight and bias, which come from the file.
 fn can_join(program: &Program, uses: &[usize], index: usize) -> bool {
     let call = &program.nodes[index].call;
     let Some(weight) = weight_operand(&call.op) else { return false };
@@ -78,7 +78,7 @@ fn can_join(program: &Program, uses: &[usize], index: usize) -> bool {
     weight.is_some_and(own) && bias.is_none_or(own)
 }
 
-/// Whether two linear layers read the same activations and differ in their number of outputs at most.
+/// Whether two linear layers have the same input and are equal except for their number of outputs.
 fn alike(program: &Program, a: usize, b: usize) -> bool {
     let (a, b) = (&program.nodes[a], &program.nodes[b]);
     let Some(place) = weight_operand(&a.call.op).filter(|_| a.call.op == b.call.op) else { return false };
@@ -102,11 +102,11 @@ fn alike(program: &Program, a: usize, b: usize) -> bool {
         }
         _ => false,
     };
-    // The operands in front of the weight: activations, with their scales if they are quantised.
+    // The operands before the weight: activations, and their scales if they are quantised.
     a.call.operands[..place] == b.call.operands[..place] && weights && biases
 }
 
-/// The gated activation that reads the results of two layers as separate operands, if nothing else reads them.
+/// The gated activation that reads the results of two layers as separate operands and is their only reader.
 fn gate(program: &Program, uses: &[usize], nodes: &[usize]) -> Option<usize> {
     let [first, second] = nodes else { return None };
     let [gate, up] = [first, second].map(|node| program.nodes[*node].call.results.first().copied());
@@ -121,7 +121,7 @@ fn gate(program: &Program, uses: &[usize], nodes: &[usize]) -> Option<usize> {
     })
 }
 
-/// Merges the layers of each group that `wanted` admits.
+/// Merges the layers of each group for which `wanted` is true.
 ///
 /// # Errors
 /// If a merged layer has more columns than an op can express.

@@ -1,18 +1,17 @@
-//! Deep-Fusion: groups calls into regions that the device has kernels for.
+//! Deep-Fusion: groups calls into regions that the device has fused kernels for.
 //!
-//! The pass has no list of patterns. It tries runs of consecutive calls, keeps those that a rule admits, and asks the device about
-//! each. Of all partitions of a program into calls and native regions it takes the one with the fewest calls; among those the one
-//! that moves the fewest bytes between calls; among those the one that recomputes least.
+//! The pass has no list of patterns. It tries runs of consecutive calls, keeps those that a rule allows, and asks the device
+//! about each. Of all partitions of a program into calls and native regions it takes the one with the fewest calls; on ties the
+//! one that moves the fewest bytes between calls, then the one that recomputes least.
 //!
 //! It runs in two steps:
 //!
-//! - [`fuse`], once for a program: the [tile rule](tiles) admits calls whose tiles depend on one tile of their producer, so any
-//!   device gains by running them together, whatever the size of the step. Projections of the same activations are concatenated
-//!   first, but only where a region takes in the calls that split the result: split by calls of their own, concatenated
-//!   projections would gain nothing.
-//! - [`merge`], for the sizes of a step: [neighbours](neighbours) that use each other's results become larger regions, repeatedly
-//!   over its own result, until the device admits no more. So whole layers, all layers with the embedding, or the tail of
-//!   sampling become one launch where a device has a kernel for them, and the program shows it.
+//! - [`fuse`], once for a program: the [tile rule](tiles) allows calls whose tiles depend on one tile of their producer, so any
+//!   device gains by fusing them, whatever the size of the step. Projections of the same activations are concatenated first,
+//!   but only where the calls that split the result become part of a region; otherwise concatenation would gain nothing.
+//! - [`merge`], for the sizes of a step: [neighbours](neighbours) that use each other's results become larger regions. The pass
+//!   repeats on its own result until the device supports no larger regions. So a whole layer, all layers with the embedding, or
+//!   the end of sampling become one launch where a device has a kernel for them, and the program shows it.
 //!
 //! Source: Aminabadi et al., "DeepSpeed Inference" (2022), section III-B.
 
@@ -38,10 +37,10 @@ use tiles::{TileRun, Tiles};
 /// Says whether a device has a kernel for a call, whose operands and results are values of the program.
 pub type Native<'a> = dyn FnMut(&Program, &Call) -> Result<bool> + 'a;
 
-/// Replaces runs of calls by the largest legal regions that `native` admits.
+/// Replaces runs of calls by the largest legal regions that `native` supports.
 ///
 /// # Errors
-/// Those of `native`; [`dsrun_core::Code::Internal`] if the result is no valid program.
+/// The errors of `native`; [`dsrun_core::Code::Internal`] if the result is no valid program.
 pub fn fuse(program: &Program, native: &mut Native<'_>) -> Result<Program> {
     let groups = groups(program);
     let mut refused: HashSet<&str> = HashSet::new();
@@ -63,11 +62,11 @@ pub fn fuse(program: &Program, native: &mut Native<'_>) -> Result<Program> {
     }
 }
 
-/// Replaces neighbouring calls by regions that `native` admits, until it admits no larger ones. The program is a result of
-/// [`fuse`], and `native` answers for the sizes of one step.
+/// Replaces neighbouring calls by regions that `native` supports, until there are no larger ones. The program must come
+/// from [`fuse`], and `native` answers for the sizes of one step.
 ///
 /// # Errors
-/// As [`fuse`].
+/// Same as [`fuse`].
 pub fn merge(program: &Program, native: &mut Native<'_>) -> Result<Program> {
     let mut merged = program.clone();
     loop {
@@ -81,24 +80,24 @@ pub fn merge(program: &Program, native: &mut Native<'_>) -> Result<Program> {
 
 /// A run of neighbouring calls that may become a region.
 trait Run {
-    /// Adds the next call, if the rule admits it. A run that refused a call refuses every later one.
+    /// Adds the next call, if the rule allows it. After a refusal, every later call is refused.
     fn join(&mut self, node: usize) -> bool;
 
     /// Whether the run may end after the last call. `uses` counts the readers of each value.
     fn may_end(&self, uses: &[usize]) -> bool;
 
-    /// The number of calls that every tile of another call recomputes.
+    /// The number of calls that are recomputed for every tile of another call.
     fn recomputed(&self) -> usize;
 }
 
-/// A part of a partition of a program: one call as it is, or a region that replaces several.
+/// One element of a partition: an unchanged call, or a region that replaces several.
 #[derive(Clone, Debug)]
 struct Part {
     nodes: Range<usize>,
     region: Option<Call>,
 }
 
-/// Whether the product with this weight is read only inside the region that computes it.
+/// Whether the result of the product with this weight is read only inside the product's own region.
 fn taken_in(program: &Program, parts: &[Part], weight: &str) -> bool {
     let makes =
         |node: &Node| weight_of(&node.call).is_some_and(|id| program.values[id.index()].name == weight);
@@ -129,7 +128,7 @@ struct Cost {
     calls: usize,
     /// Bytes of intermediate results that calls read and write, per row of the step.
     bytes: usize,
-    /// Calls that every tile of another call recomputes.
+    /// Calls that are recomputed for every tile of another call.
     recomputed: usize,
 }
 
@@ -148,9 +147,9 @@ impl std::ops::Add for Cost {
 /// Partitions a program into calls and native regions at the least cost.
 fn partition<R: Run>(program: &Program, native: &mut Native<'_>, begin: impl Fn() -> R) -> Result<Vec<Part>> {
     let (uses, classes) = (program.uses(), key::classes(program)?);
-    // Layers repeat: the device is asked once about equal runs.
+    // Layers repeat, so answers are cached: the device is asked once about equal runs.
     let mut answers: HashMap<Vec<u32>, bool> = HashMap::new();
-    // From the last call to the first: the best partition of the calls from there on.
+    // Dynamic programming from the last call to the first: the best partition of the calls from each one on.
     let mut best: Vec<(Cost, Option<Part>)> = vec![(Cost::default(), None); program.nodes.len() + 1];
     for first in (0..program.nodes.len()).rev() {
         let single = &program.nodes[first].call;
@@ -195,8 +194,8 @@ fn partition<R: Run>(program: &Program, native: &mut Native<'_>, begin: impl Fn(
     Ok(parts)
 }
 
-/// The bytes of intermediate results that a call reads and writes, per row of the step: sizes that are not known yet count
-/// as one. Operands that are updated in place count as not moved.
+/// The bytes of intermediate results that a call reads and writes, per row of the step: unknown sizes count as one.
+/// Operands that are updated in place are not counted.
 fn traffic(program: &Program, call: &Call) -> usize {
     let bytes = |id: &ValueId| {
         let value = &program.values[id.index()];

@@ -1,22 +1,23 @@
-//! Pipeline parallelism: a program becomes one program for each stage, and a stage sends the next what that needs.
+//! Pipeline parallelism: divides a program into one program per stage. Each stage sends the values that the next one needs.
 //!
-//! The stages are computed, not listed model by model. The graph says where a program can be cut (`cuts`): at the places where the
-//! fewest bytes cross, which is the residual stream alone in every family of models. Of all ways to cut there, `balance` takes the
-//! one whose slowest stage takes the least time ([`MeshCosts`]) and whose stages fit into memory. This is PipeDream's dynamic
-//! programme in its form for inference: no backward pass, so a transfer counts once, and no weights to synchronise.
+//! Stages are computed from the graph, without rules per model. `cuts` finds where a program can be cut: at the points where the
+//! fewest bytes cross, which is the residual stream alone in every model family. Of all divisions at these points, `balance`
+//! takes the one whose slowest stage takes the least time ([`MeshCosts`]) and whose stages fit into memory. This is PipeDream's
+//! dynamic programming, reduced to inference: no backward pass, so a transfer counts once, and no weights to synchronise.
 //!
-//! Calls that read no weight and depend on none, such as the one that derives positions and slots from the request table, run on every
-//! stage that needs their results, which then need not be sent. Every stage has such calls' states and updates them alike.
+//! Calls that depend on no weight, such as the one that derives positions and slots from the request table, are replicated on
+//! every stage that needs their results, so these are not sent. Every stage holds the states of such calls and updates them
+//! identically.
 //!
-//! Sampled tokens do not flow back from the last stage by a collective: the engine reads them anyway, and sends each with the inputs
-//! of the step that continues its request. So a stage never waits for a later one, and several steps can be in flight. The pass
-//! refuses programs in which anything else would have to flow back.
+//! Sampled tokens are not sent back from the last stage by a collective: the engine reads them anyway, and uploads each with the
+//! inputs of its request's next step. So a stage never waits for a later one, and several steps can be in flight. The pass
+//! refuses programs in which any other value would have to flow back.
 //!
-//! The last stage runs on rank 0 of the pipeline axis, the first on rank 1, and so on ([`stage_of_rank`]): the process of rank 0
-//! schedules, and finds the tokens that it reads on its own device.
+//! The last stage runs on rank 0 of the pipeline axis, the first on rank 1, and so on ([`stage_of_rank`]), so that the process
+//! of rank 0, which schedules, reads sampled tokens from its own device.
 //!
-//! `partition` runs before [`shard`](mod@super::shard): each stage's program is then sharded over the ranks of that stage, and each of
-//! these exchanges activations with the rank that has its place in the neighbouring stages.
+//! `partition` runs before [`shard`](mod@super::shard): each stage's program is then sharded over the ranks of that stage, and
+//! each rank exchanges activations with the rank of the same index in the neighbouring stages.
 //!
 //! Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training" (2019), section 3.1.
 
@@ -39,7 +40,7 @@ use std::collections::HashSet;
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct PipelineOptions {
-    /// The number of stages; 0 and 1 stand for a program that is not divided.
+    /// The number of stages; with 0 or 1 the program is not divided.
     pub stages: usize,
     /// The first layer of each stage but the first; empty to balance the stages by their costs.
     pub first_layers: Vec<usize>,
@@ -85,9 +86,9 @@ fn rank_of_stage(stage: usize, stages: usize) -> usize {
 pub struct Stage {
     /// The program of the stage.
     pub program: Program,
-    /// Microseconds that the costs foresee for a step of the stage, without its transfers.
+    /// The predicted time of a step of the stage in microseconds, without its transfers.
     pub time_us: f64,
-    /// Microseconds of sending the results of a step to the next stage; 0 for the last stage.
+    /// The predicted time in microseconds to send a step's activations to the next stage; 0 for the last stage.
     pub send_us: f64,
     /// Bytes of activations that a step sends to the next stage.
     pub send_bytes: u64,

@@ -1,17 +1,17 @@
-//! Computes the end of the last layer for the output rows alone.
+//! Computes the end of the last layer for the output rows only.
 //!
-//! The output rows of a step are the token rows whose logits are needed: of a prompt, its last token. A model runs every token
-//! through every layer and gathers the output rows in front of the head. After the keys and values of the last layer are
-//! written, no token reads another token's row, so attention, the output projection and the MLP of that layer are needed for the
-//! output rows only. The pass moves the gather forward, past every call that computes each row of its results from the same row
-//! of its operands, and gathers what these calls read instead: usually the query and the residual of the last layer. The inputs
-//! [`WANTED`] tell attention which output rows belong to a sequence. They are the sequence's last tokens, so they see the same
-//! keys as before.
+//! The output rows of a step are the token rows whose logits are needed, such as the last token of a prompt. A model runs every
+//! token through every layer and gathers the output rows before the LM head. Once the keys and values of the last layer are
+//! written to the KV cache, no row depends on another one, so attention, the output projection and the MLP of that layer are
+//! needed for the output rows only. The pass moves the gather before all calls that compute each row of their results from the
+//! same row of their operands. It then gathers the operands of these calls, usually the query and the residual of the last
+//! layer. The inputs [`WANTED`] give attention the output rows of each sequence. These are the last tokens of the sequence, so
+//! they attend to the same keys as before.
 //!
 //! A later segment may read results of all tokens (hidden states for embeddings). The full computation then moves to that segment.
 //!
-//! The pass runs last, after quantisation and fusion. The program it is given serves steps in which every row is an output row,
-//! and both programs share their weights.
+//! The pass runs last, after quantisation and fusion. The unpruned program is used for steps in which every row is an output
+//! row; both programs share their weights.
 
 use super::rewrite::{add_result, add_results, with_nodes};
 use dsrun_core::{
@@ -22,12 +22,12 @@ use dsrun_core::{
 use dsrun_models::step::WANTED;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// Moves the gather of the output rows as far towards the front of a program as it goes.
+/// Moves the gather of the output rows as early in a program as possible.
 ///
 /// # Errors
 /// If the result is not a valid program.
 pub fn prune_unused_rows(program: &Program) -> Result<Program> {
-    // The gather has to be a call of its own.
+    // Regions that contain a gather are lowered, so that the gather is a separate call.
     let program = program.lower_regions(&mut |node| match &node.call.op {
         Op::Region(region) => Ok(!region.calls().iter().any(|call| is_gather(&call.op))),
         _ => Ok(true),
@@ -46,13 +46,13 @@ struct Gather<'a> {
     program: &'a Program,
     /// The index of the call.
     node: usize,
-    /// The rows of all tokens, which the call reads.
+    /// The operand: a row for every token.
     all: ValueId,
-    /// The output rows, which the call makes.
+    /// The result: the output rows.
     gathered: ValueId,
     /// The input with the indices of the output rows.
     rows: ValueId,
-    /// The inputs that say which output rows belong to a sequence.
+    /// The inputs with the range of output rows of each sequence.
     wanted: [ValueId; 2],
     /// The size of a dimension with a row for each token.
     tokens: Size,
@@ -61,7 +61,7 @@ struct Gather<'a> {
 }
 
 impl<'a> Gather<'a> {
-    /// Finds the gather of a program in which a later segment reads the rows of all tokens. Other programs stay as they are.
+    /// Finds the gather, if a later segment also reads the rows of all tokens; other programs are left unchanged.
     fn find(program: &'a Program) -> Option<Self> {
         let node = program.nodes.iter().position(|node| is_gather(&node.call.op))?;
         let Node { call, segment, .. } = &program.nodes[node];
@@ -89,7 +89,7 @@ impl<'a> Gather<'a> {
         tensor.and_then(|tensor| tensor.shape.first()) == Some(&self.tokens)
     }
 
-    /// The calls that can run on the output rows alone.
+    /// The calls that can run on the output rows only.
     fn prunable_calls(&self) -> Result<BTreeSet<usize>> {
         let mut refused = BTreeSet::new();
         loop {
@@ -102,8 +102,8 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// The calls in front of the gather, `refused` ones left out, that work row by row and whose results are read within the
-    /// segment by each other and by the gather only.
+    /// The calls before the gather that work row by row and whose results are read, within the segment, only by each other
+    /// and the gather. Calls in `refused` are excluded.
     fn row_by_row_calls(&self, refused: &BTreeSet<usize>) -> Result<BTreeSet<usize>> {
         let nodes = &self.program.nodes;
         let mut pruned = BTreeSet::from([self.node]);
@@ -128,7 +128,7 @@ impl<'a> Gather<'a> {
         Ok(pruned)
     }
 
-    /// Whether each operand of a call that has a row for each token is pruned too, or can be gathered from.
+    /// Whether each per-token operand of a call is either computed by a pruned call or can be gathered.
     fn can_gather_operands(&self, node: usize, pruned: &BTreeSet<usize>) -> bool {
         let can = |id: &ValueId| {
             let Value { value_type, origin, .. } = self.value(*id);
@@ -142,7 +142,8 @@ impl<'a> Gather<'a> {
         operands.filter(|id| self.is_of_tokens(**id)).all(can)
     }
 
-    /// The program with the `pruned` calls on the output rows, and with a copy of them on all tokens in the later segment.
+    /// The program in which the `pruned` calls run on the output rows, with copies of them in the later segment that run on all
+    /// tokens.
     fn moved_before(&self, pruned: &BTreeSet<usize>) -> Result<Program> {
         let mut rewritten =
             Rewritten { program: self.program.clone(), nodes: Vec::new(), replaced: HashMap::new() };
@@ -161,7 +162,7 @@ impl<'a> Gather<'a> {
         with_nodes(&rewritten.program, rewritten.nodes)
     }
 
-    /// Adds a call on the output rows, and in front of it the gathers of its operands.
+    /// Adds a call on the output rows, preceded by the gathers of its operands.
     fn add_pruned(&self, node: &Node, rewritten: &mut Rewritten) -> Result<()> {
         let mut call = node.call.clone();
         if let Op::PagedAttention(_) = call.op {
@@ -181,7 +182,7 @@ impl<'a> Gather<'a> {
         Ok(())
     }
 
-    /// Restricts attention to the output rows: their ranges by sequence, and a work list for these.
+    /// Restricts attention to the output rows: sets their range per sequence, and a work list for these ranges.
     fn restrict_attention(&self, call: &mut Call, node: &Node, rewritten: &mut Rewritten) -> Result<()> {
         let [_, _, _, Some(start), Some(length), Some(total), _, Some(work), ..] = &mut call.operands[..]
         else {
@@ -203,13 +204,13 @@ struct Rewritten {
     program: Program,
     /// The new calls.
     nodes: Vec<Node>,
-    /// The value of the output rows for each value of all tokens that was replaced.
+    /// Maps each replaced per-token value to its value on the output rows.
     replaced: HashMap<ValueId, ValueId>,
 }
 
 impl Rewritten {
-    /// The value that replaces `id`. The first time it is asked for, a call of `op` is added that makes it, in the segment and
-    /// on the lane of the node `like`.
+    /// The value that replaces `id`. On first use it is computed by a new call of `op`, in the segment and on the lane of the
+    /// node `like`.
     fn replacement<const N: usize>(
         &mut self,
         id: ValueId,
@@ -235,8 +236,8 @@ impl Rewritten {
     }
 }
 
-/// Whether an op computes each row of its results from the same row of every operand that has `rows` rows, and from no other row
-/// of these. Attention does once it is told which rows belong to a sequence.
+/// Whether an op computes each row of its results from only the same row of every operand with `rows` rows. Attention does,
+/// given the output rows of each sequence.
 fn row_by_row(op: &Op, operands: &[Option<OperandType>], rows: &Size) -> Result<bool> {
     if let Op::Region(region) = op {
         let types = region.value_types(operands)?;
@@ -250,7 +251,7 @@ fn row_by_row(op: &Op, operands: &[Option<OperandType>], rows: &Size) -> Result<
         return Ok(true);
     }
     let has_sequence_ranges = match op {
-        // The bits of an explicit mask count from the sequence's first token of the step.
+        // The bits of an explicit mask are relative to the sequence's first token in the step, which pruning would change.
         Op::PagedAttention(attention) => attention.mask != AttentionMask::Explicit,
         _ => false,
     };

@@ -1,9 +1,9 @@
 //! Quantisation: rounds the weights of matrix products as a [`Policy`] says, and the activations of integer products.
 //!
-//! A weight stays an expression over the file and is rounded while it is read, so no weight is held twice. `w8a8` turns
+//! A weight stays an expression over the file and is rounded as it is read, so no weight is in memory twice. `w8a8` turns
 //! `linear(x, w)` into `linear_w8a8(quant_per_token(x), w)`. Products of the same activations share their quantisation, which
-//! [`fuse`](super::fuse) then merges with the op before it. Weights of experts are rounded too; their products read activations as
-//! they are, whatever the policy says of activations. The router is kept: an error in its logits picks another expert.
+//! [`fuse`](super::fuse) then merges with the op before it. Expert weights are rounded too, but their products never quantise
+//! activations. The router keeps its precision: an error in its logits would select another expert.
 //!
 //! With [`Policy::smooth`], outliers of activations are first moved into the weights ([`smooth`]). [`choose`] finds a format for
 //! every weight under a budget (mixed precision). Both need a [`Calibration`].
@@ -29,7 +29,7 @@ pub use policy::{Offset, Policy, Scheme};
 pub use smooth::{ReadWeight, smooth};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// The name that policies use for the weight of the logits, whatever its name in the program.
+/// The name of the LM head's weight in policies, whatever its name in the program.
 pub const HEAD: &str = "lm_head";
 
 /// A weight of a matrix product.
@@ -39,14 +39,14 @@ pub struct ProductWeight {
     pub id: ValueId,
     /// The weight's name in the program.
     pub name: String,
-    /// Whether the weight is kept unless a policy names it: the weight of the logits, that of a router of experts, and one that an
-    /// embedding reads too.
+    /// Whether the weight is kept unless a policy names it: the LM head, a router of experts, or a weight that an embedding also
+    /// reads.
     pub kept: bool,
-    /// Whether it is the weight of the logits.
+    /// Whether it is the weight of the LM head.
     pub head: bool,
 }
 
-/// The weight that a call multiplies activations by, which may be that of all experts.
+/// The weight of a matrix product; for a grouped product, that of all experts.
 fn multiplied_by(call: &Call) -> Option<ValueId> {
     match call.op {
         Op::GroupedLinear(_) => call.operands.get(1).copied().flatten(),
@@ -136,7 +136,7 @@ pub fn quantize(
     quantize_activations(&mut program, &activations)
 }
 
-/// Whether the checkpoint intends integer products with a weight. They are not possible once the weight is cast or scaled.
+/// Whether the checkpoint intends integer products with a weight. This is not possible if the weight is cast or scaled.
 fn made_for_integers(weight: &Value, quantises_inputs: &dyn Fn(&str) -> bool) -> bool {
     let Origin::Weight(expr) = &weight.origin else { return false };
     let tensors = expr.tensors();
@@ -185,14 +185,14 @@ fn quantize_activations(program: &mut Program, weights: &HashSet<ValueId>) -> Re
     with_nodes(program, nodes)
 }
 
-/// Activations that a product reads, before they are quantised.
+/// The input activations of a product, before they are quantised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedActivations {
     /// The name of the product's weight.
     pub weight: String,
-    /// Their value in the program.
+    /// The value of the activations in the program.
     pub id: ValueId,
-    /// The columns of the weight. Rows of the value may be several rows of activations: a token has one for each of its experts.
+    /// The columns of the weight. A row of the value may hold several rows of activations, one for each expert of the token.
     pub columns: usize,
 }
 

@@ -10,7 +10,7 @@ use dsrun_core::{
 /// Adds the results of a new call to the values of a program. [`with_nodes`] sets which call makes them.
 ///
 /// # Errors
-/// As [`Op::infer`].
+/// Same as [`Op::infer`].
 pub(super) fn add_results(
     program: &mut Program,
     op: &Op,
@@ -41,8 +41,8 @@ pub(super) fn weight_operand(op: &Op) -> Option<usize> {
     }
 }
 
-/// Replaces the calls of a program. Results that no call makes any more and weights that no call reads are removed; the other
-/// values keep their order and are renumbered.
+/// Replaces the calls of a program. Results that no call computes any more and weights that no call reads are removed; the
+/// other values keep their order and are renumbered.
 ///
 /// # Errors
 /// If the result is not a valid program.

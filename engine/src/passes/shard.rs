@@ -1,16 +1,16 @@
-//! Tensor parallelism: a program becomes one program for each rank, with collectives where ranks need each other's results.
+//! Tensor parallelism: splits a program into one program per rank, with collectives where ranks need each other's results.
 //!
-//! The split is computed, not listed model by model. The index maps of the ops say how each call can be split (`iteration`).
-//! Dimensions that correspond to each other are split alike (`splits`). An exact search (`search`) over all combinations of
-//! `choices` finds the one with the least cost ([`MeshCosts`]) that fits into the memory of a rank. For Llama and GPT-2 this is the
-//! split of Megatron-LM: query, key, value, gate and up projections by outputs, output and down projections by inputs, two
-//! all-reduces in each layer, embedding and logits by rows of the vocabulary.
+//! The split is computed from the graph, without rules per model. The index maps of the ops say how each call can be split
+//! (`iteration`). Dimensions that correspond to each other are split the same way (`splits`). An exact search (`search`) over all
+//! combinations of `choices` finds the one with the least cost ([`MeshCosts`]) that fits into the memory of a rank. For Llama and
+//! GPT-2 this is the split of Megatron-LM: query, key, value, gate and up projections by outputs, output and down projections by
+//! inputs, two all-reduces in each layer, embedding and logits by rows of the vocabulary.
 //!
-//! Mixtures of experts are split within each expert (expert slicing) or by experts (expert parallelism), whichever costs less: a
-//! rank reads a part of every expert that tokens chose, or all of its own. Either way the weighted sum over slots is a sum over ranks.
+//! MoE layers are split within each expert (expert slicing) or by experts (expert parallelism), whichever costs less: a rank
+//! holds a part of every expert, or all of some experts. Either way the weighted sum over slots ends in a sum over ranks.
 //!
-//! Weights stay expressions over the file, now of slices, so a rank reads only its own. Pins ([`ShardPolicy`]) restrict the search,
-//! down to a strategy that the user writes in full.
+//! Weights stay expressions over the file, now of slices, so a rank reads only its own. The user can restrict the search by
+//! pinning weights ([`ShardPolicy`]), up to a fully manual strategy.
 //!
 //! Sources: Shoeybi et al., "Megatron-LM" (2019); Wang et al., "Supporting Very Large Models using Automatic Dataflow Graph
 //! Partitioning" (2019).
@@ -37,7 +37,7 @@ use splits::Splits;
 pub struct Sharded {
     /// The program of each rank.
     pub programs: Vec<Program>,
-    /// Microseconds that the costs foresee for a step, the price of memory included.
+    /// The predicted cost of a step in microseconds, including the price of memory ([`MeshCosts::memory_price`]).
     pub cost_us: f64,
     /// Bytes of weights and states on the fullest rank.
     pub memory: u64,

@@ -1,4 +1,4 @@
-//! Sets the length of the attention work lists of a program to what the device needs.
+//! Sets the length of a program's attention work lists to the length that the device needs.
 
 use dsrun_core::{
     Result, Size, TensorDesc,

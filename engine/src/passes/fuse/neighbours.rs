@@ -1,13 +1,13 @@
 //! The neighbour rule: calls of a segment that use each other's results may become one launch.
 //!
-//! The rule ignores tiles: the device decides whether one launch can wait for its own results. Calls of a region may read, before or
-//! after, what another call of it updates in place, because the body has an order.
+//! The rule ignores tiles: the device decides whether one launch can synchronise between the calls. A call of a region may read
+//! what another call of it updates in place, because the calls of a region are ordered.
 
 use super::Run;
 use dsrun_core::program::{Lane, Program, ValueId};
 use std::collections::HashSet;
 
-/// The maximum number of calls of a run. A layer has fewer, and layers merge in later rounds.
+/// The maximum number of calls in a run. A layer has fewer, and layers are merged in later rounds.
 const MAX_CALLS: usize = 16;
 
 /// A run of calls of a segment in which each call after the first uses a result of an earlier one.

@@ -1,17 +1,18 @@
-//! The tile rule: decides from the index maps of calls which of them may share a tile.
+//! The tile rule: decides from the index maps of calls which of them can be fused tile by tile.
 //!
 //! A tile is a part of an op's result that is computed independently of the rest. A call may follow another in a run if each of
 //! its tiles depends on one tile of the other's result:
 //!
-//! - No dimension between them is indexed by data, because any tile might be needed then.
+//! - No dimension between them is indexed by data, because then any tile might be needed.
 //! - A dimension that the second call reduces, or needs as a whole, lies within one tile of the first. Almost any op can be
-//!   tiled that way. A matrix product cannot, along its outputs, because these are what it is spread over the device by. So a
+//!   tiled that way. A matrix product cannot along its outputs, because its output tiles are distributed over the device. So a
 //!   call that needs all outputs of a product at once (a norm, the next product) stays outside; one that needs a group of them
 //!   (a head) may follow.
-//! - A product needs the same activations for every tile of outputs, so each tile recomputes the calls that make them. These
-//!   must be small: not a product, not an update in place, and not read outside the run, because every tile would write them.
+//! - Every output tile of a product needs the same activations, so each tile recomputes the calls that produce them. These
+//!   must be cheap: no product, no update in place, and no result that is read outside the run, because every tile would
+//!   write it.
 //!
-//! Finally, no call of a run reads what another call of the run updates in place, because tiles run in any order.
+//! Finally, no call of a run reads what another call of the run updates in place, because tiles run in no fixed order.
 
 use super::Run;
 use dsrun_core::{
@@ -29,7 +30,7 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// The tiles of a call; `None` if it must not be fused: regions are fused already, and collectives wait for other ranks.
+    /// The tiles of a call; `None` if it must not be fused: a region is fused already, and a collective waits for other ranks.
     pub(super) fn of(program: &Program, node: &Node) -> Result<Option<Self>> {
         if matches!(node.call.op, Op::Region(_))
             || node.call.op.mesh_axis().is_some()
@@ -44,7 +45,7 @@ impl Tiles {
         Ok(Some(Self { maps, product }))
     }
 
-    /// Whether different tiles have different parts of a dimension.
+    /// Whether tiles split a dimension.
     fn is_cut(&self, dimension: usize) -> bool {
         self.maps.dimensions.get(dimension).is_some_and(|dimension| {
             dimension.kind == DimensionKind::Parallel && dimension.size != Size::Static(1)
@@ -61,8 +62,8 @@ impl Tiles {
     }
 }
 
-/// Whether a call is a matrix product: it reduces a dimension that two operands share, each of which has a dimension that the
-/// other lacks, so both operands are read many times.
+/// Whether a call is a matrix product: it reduces a dimension that two operands share, and each operand has a dimension that
+/// the other lacks, so both are read many times.
 fn is_product(maps: &IndexMaps) -> bool {
     let has = |axes: &[Axis], wanted: usize| {
         axes.iter().any(|axis| matches!(axis, Axis::Of(dimensions) if dimensions.contains(&wanted)))
@@ -116,8 +117,8 @@ impl<'a> TileRun<'a> {
         }
     }
 
-    /// Whether each tile of a call needs one tile only of an operand that the run computes: `None` if it needs more, else whether
-    /// what it reads depends on all outputs of a product.
+    /// Checks that each tile of a call needs only one tile of an operand that the run computes. Returns `None` if it needs more,
+    /// else whether the operand depends on all outputs of a product.
     fn follows(&self, id: ValueId, made: Made, tiles: &Tiles, axes: &[Axis]) -> Option<bool> {
         let shape = &self.program.values[id.index()].tensor_type()?.shape;
         let producer = self.tiles[made.node].as_ref()?.maps.results.get(made.result)?;
@@ -190,7 +191,7 @@ impl Run for TileRun<'_> {
         true
     }
 
-    /// Whether every recomputed result is read inside the run only.
+    /// Whether every recomputed result is read only inside the run.
     fn may_end(&self, uses: &[usize]) -> bool {
         let inside = |id: &ValueId| {
             let operands = self.nodes.iter().flat_map(|node| &self.program.nodes[*node].call.operands);

@@ -1,9 +1,9 @@
-//! The division of a chain of pieces into stages: a dynamic programme over the ends of stages.
+//! Divides a chain of pieces into stages by dynamic programming over the ends of stages.
 
 /// The calls between two neighbouring cuts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Picoseconds of a step.
+    /// The time of a step, in picoseconds.
     pub(super) time: u64,
     /// Bytes of weights and states.
     pub(super) memory: u64,
@@ -13,7 +13,7 @@ pub(super) struct Piece {
 /// are most even. Returns the first piece of each stage but the first, or `None` if no division keeps every stage within `limit`
 /// bytes.
 ///
-/// `transfers` has the time of sending over the cut behind each piece but the last.
+/// `transfers[i]` is the time to send over the cut after piece `i`; the last piece has none.
 pub(super) fn balance(
     pieces: &[Piece],
     transfers: &[u64],
@@ -25,7 +25,7 @@ pub(super) fn balance(
         stage_time(pieces, begin, end, limit).map(|time| time.max(transfer) as f64)
     };
     let bottleneck = best(pieces, stages, &slowest, f64::max)?.cost;
-    // The sum of squares is smallest where the stages that are not the slowest are even too.
+    // Minimising the sum of squares also balances the stages that are not the slowest.
     let square = |begin: usize, end: usize| {
         let time = stage_time(pieces, begin, end, limit)? as f64;
         (slowest(begin, end)? <= bottleneck).then_some(time * time)
@@ -49,8 +49,8 @@ struct Division {
     starts: Vec<usize>,
 }
 
-/// The division of least cost, where `cost` is that of a stage of the pieces `begin..end`, if it is possible, and `join` adds the
-/// cost of a stage to that of the stages before it.
+/// The division of least cost. `cost(begin, end)` is the cost of a stage with these pieces, or `None` if it is not possible;
+/// `join` adds the cost of a stage to that of the stages before it.
 fn best(
     pieces: &[Piece],
     stages: usize,

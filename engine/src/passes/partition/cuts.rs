@@ -1,4 +1,4 @@
-//! The places at which a program can be cut into stages, and the values that cross each.
+//! Finds the points where a program can be cut into stages, and the values that cross each.
 
 use super::super::shard::MeshCosts;
 use dsrun_core::{
@@ -17,8 +17,8 @@ struct Span {
 
 /// A program with the places at which it can be cut.
 ///
-/// The calls that are divided are those of the first segment that depend on a weight. The others run on every stage that needs them,
-/// and later segments run on the last stage.
+/// Only calls of the first segment that depend on a weight are divided among stages. Other calls of that segment are replicated
+/// on every stage that needs them, and later segments run on the last stage.
 #[derive(Debug)]
 pub(super) struct Cuts<'a> {
     program: &'a Program,
@@ -35,7 +35,7 @@ impl<'a> Cuts<'a> {
     /// Finds the places where the fewest bytes cross.
     ///
     /// # Errors
-    /// If a later stage would have to tell an earlier one anything but sampled tokens.
+    /// If a later stage would have to send an earlier one anything but sampled tokens.
     pub(super) fn new(program: &'a Program, costs: &MeshCosts) -> Result<Self> {
         let replicated = replicated_calls(program);
         let first = program.nodes.first().map_or(0, |node| node.segment);
@@ -74,7 +74,7 @@ impl<'a> Cuts<'a> {
         self.replicated[call]
     }
 
-    /// The position of a call among those that are divided; behind all of them if it belongs to a later segment.
+    /// The position of a call among the divided calls; past the last one if it belongs to a later segment.
     pub(super) fn position(&self, call: usize) -> usize {
         self.positions[call].unwrap_or(usize::MAX)
     }
@@ -85,7 +85,7 @@ impl<'a> Cuts<'a> {
         (!self.replicated[call]).then(|| self.candidates.partition_point(|cut| *cut <= position))
     }
 
-    /// The values that stages behind a cut need from those before it.
+    /// The values that stages after a cut need from stages before it.
     pub(super) fn crossing(&self, cut: usize) -> impl Iterator<Item = ValueId> + '_ {
         self.spans.iter().filter(move |span| span.made < cut && cut <= span.last_use).map(|span| span.value)
     }
@@ -157,7 +157,7 @@ impl<'a> Cuts<'a> {
         Ok(())
     }
 
-    /// Where the results of divided calls are made and used. A state's new value stays where the state is.
+    /// Where the results of divided calls are made and used. The new value of a state stays on the stage of the state.
     fn spans_of_results(&self, states: &[Option<ValueId>]) -> Vec<Span> {
         let mut last_uses: Vec<Option<usize>> = vec![None; self.program.values.len()];
         for (index, node) in self.program.nodes.iter().enumerate() {
@@ -179,7 +179,7 @@ impl<'a> Cuts<'a> {
         spans
     }
 
-    /// The first and the last divided call that uses each state that divided calls update: one stage has them all.
+    /// For each state that divided calls update, its first and last use: one stage must contain both.
     fn spans_of_states(&self, states: &[Option<ValueId>]) -> Vec<(usize, usize)> {
         let mut spans = std::collections::BTreeMap::new();
         let mut updated = std::collections::BTreeSet::new();

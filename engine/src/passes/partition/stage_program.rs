@@ -44,7 +44,7 @@ pub(super) fn stage_program(
             writer.builder.segment(known.name.clone(), known.kind);
             segment = Some(node.segment);
         }
-        // Calls that run on every stage come first: they need not wait.
+        // Replicated calls need no received values, so they run before the first receive.
         if !cuts.is_replicated(index) {
             for id in incoming.drain(..) {
                 writer.receive(id)?;
@@ -61,12 +61,13 @@ pub(super) fn stage_program(
         writer.builder.calls(Send { axis, peer: peer(stage + 1, stages)? }, [Some(value)])?;
     }
     if end.is_none() {
-        // Caches of other stages are no outputs of this one.
+        // The caches of other stages are not outputs of this stage.
         let outputs = source.outputs.iter().filter_map(|id| writer.values.get(id).copied());
         let outputs: Vec<ValueId> = outputs.collect();
         return writer.builder.finish(&outputs);
     }
-    // The host reads no results of the other stages. Their outputs are the states that they update, so that no update is lost as dead.
+    // The host reads results of the last stage only. The outputs of other stages are the states that they update, so that no
+    // update is removed as dead code.
     let mut program = writer.builder.finish(&[])?;
     program.outputs = updated_states(&program);
     program.validate()?;

@@ -1,9 +1,9 @@
-//! Chooses a format for every weight under a budget: fine formats where errors matter, coarse ones elsewhere.
+//! Chooses a format for every weight under a size budget: more bits where errors matter more.
 //!
 //! The expected squared error of a product with a rounded weight is the sum over columns of the mean square of the activations
-//! times the squared error of the column. Its effect on the whole model differs between products, so a caller that chooses for a
-//! model scales the errors of each product by its measured sensitivity. Under a budget of bytes the sum over all weights is
-//! minimised greedily: starting from the smallest formats, the step that saves the most error per byte comes first.
+//! times the squared error of the column. Products differ in their effect on the whole model, so the caller scales the errors of
+//! each product by its measured sensitivity. The sum over all weights is minimised greedily under a budget of bytes: starting
+//! from the smallest formats, the change that saves the most error per byte is applied first.
 
 use super::{Policy, Scheme};
 use dsrun_core::{Error, GroupFormat, Result, WeightFormat};
@@ -31,7 +31,7 @@ pub struct Choice {
 }
 
 impl Candidate {
-    /// Measures a format on rows of a weight, whose products read activations of these mean squares.
+    /// Measures a format on rows of a weight, given the mean square of each input channel.
     ///
     /// # Errors
     /// If the format cannot store rows of so many columns, or a value is not finite.
@@ -41,7 +41,7 @@ impl Candidate {
         let Some(parts) = format.row(columns) else {
             return Err(Error::invalid(format!("rows of {columns} columns cannot be stored as {format}")));
         };
-        // Padding is left out: few layouts pad rows.
+        // Padding is ignored: few layouts pad rows.
         let row_bytes = parts.integers.len() + parts.scales.len() + parts.offsets.len();
         let weight = WeightFormat::Group(format);
         let of_row = |(row, rounded): &mut (Vec<u8>, Vec<f32>), values: &[f32]| {
@@ -125,7 +125,8 @@ fn lower_hull(candidates: &[Candidate]) -> Vec<&Candidate> {
 }
 
 impl Policy {
-    /// The policy that gives every weight its chosen format: the most frequent format is the default, other weights are named.
+    /// The policy that gives every weight its chosen format: the most frequent format is the default, and weights with other
+    /// formats are listed by name.
     pub fn of_choices(choices: &[Choice]) -> Self {
         let mut counts: Vec<(GroupFormat, usize)> = Vec::new();
         for Choice { chosen, .. } in choices {

@@ -1,4 +1,4 @@
-//! Policies: which weight gets which format, as users write them in TOML.
+//! Quantisation policies: which weight gets which format, written in TOML.
 
 use super::{HEAD, ProductWeight};
 use dsrun_core::{
@@ -77,16 +77,16 @@ impl<'de> Deserialize<'de> for Scheme {
     }
 }
 
-/// The origin that the integers of `w4a16` are counted from.
+/// The zero point of `w4a16` groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Offset {
     /// Zero.
     #[default]
     Symmetric,
-    /// A zero point: an integer of each group.
+    /// An integer zero point for each group.
     ZeroPoint,
-    /// A minimum: a real number of each group.
+    /// A minimum for each group, as a real number.
     Minimum,
 }
 
@@ -116,14 +116,15 @@ impl Offset {
 pub struct Policy {
     /// The scheme of weights that no pattern matches.
     pub default: Scheme,
-    /// Columns that share a scale in `w4a16`: 32, 64 or 128; 0 is the whole row. The largest that divides the columns if absent.
+    /// The group size of `w4a16`, in columns: 32, 64 or 128; 0 is the whole row. If absent, the largest that divides the columns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<usize>,
-    /// The origin of the integers of `w4a16`.
+    /// The zero point of `w4a16` groups.
     pub offset: Offset,
-    /// Whether to search for the scales of least squared error, instead of taking those that span the whole range of a group.
+    /// Whether to search for the scales of least squared error, instead of scaling to the range of each group.
     pub search: bool,
-    /// How far outliers of activations are moved into the weights of `w8a8`, from 0 (not at all, the default) to 1 (entirely).
+    /// The SmoothQuant migration strength for `w8a8`: how far outliers of activations are moved into the weights, from 0 (not at
+    /// all, the default) to 1 (entirely).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smooth: Option<f32>,
     /// Schemes by patterns of weight names.
@@ -220,7 +221,7 @@ impl Policy {
         size.map(Some).ok_or_else(|| Error::invalid(message()).at("group"))
     }
 
-    /// The scheme of a weight; `None` if the policy leaves it alone. Adds every pattern that matches to `used`.
+    /// The scheme of a weight; `None` if the policy does not change it. Adds every matching pattern to `used`.
     pub(super) fn scheme_of<'a>(
         &'a self,
         weight: &ProductWeight,

@@ -1,10 +1,9 @@
-//! Moves outliers of activations into weights.
+//! SmoothQuant: moves outliers of activations into weights.
 //!
 //! A few channels of activations are far larger than the rest, so one scale for a whole row leaves the other channels few
 //! levels. Dividing channel `k` by a factor and multiplying column `k` of the weight by the same factor keeps the product and
 //! evens out the activations: `factor = largest(x_k)^alpha / largest(w_k)^(1 - alpha)`. The division is folded into the producer
-//! of the activations: the weight (and bias) of the norm in front, or the rows of the projection that a gated activation
-//! multiplies with its gate.
+//! of the activations: the weight (and bias) of the preceding norm, or the rows of the up projection of a gated activation.
 //!
 //! Source: Xiao et al., "SmoothQuant" (2023).
 
@@ -20,7 +19,8 @@ use std::collections::BTreeSet;
 /// Reads the elements of a weight, row after row.
 pub type ReadWeight<'a> = dyn Fn(&WeightExpr) -> Result<Vec<f32>> + 'a;
 
-/// Factors stay within this and its inverse: a channel beyond it carries nothing, and its column would overflow half precision.
+/// Factors are limited to this and its inverse: a channel with a more extreme factor is practically constant zero, and its column
+/// would overflow half precision.
 const MAX_FACTOR: f32 = 1e3;
 
 /// The weights and vectors that the division of the channels is folded into.
@@ -90,7 +90,7 @@ fn source(program: &Program, uses: &[usize], node: usize) -> Option<Source> {
     let call = &program.nodes[node].call;
     let own = |id: &ValueId| uses[id.index()] == 1 && is_from_file(program, *id);
     match call.op {
-        // A norm of heads has fewer elements than channels, and a weight with an offset does not scale its channel.
+        // A per-head norm has fewer elements than channels, and scaling a weight with an offset does not scale its channel.
         Op::RmsNorm(norm) if norm.weight_offset == 0.0 => {
             let weight = call.operands[1].filter(own)?;
             let [width, features] = [weight, call.results[0]]

@@ -1,4 +1,4 @@
-//! The ways in which a call can run on the ranks of a mesh: what each needs of its operands, and what its results are.
+//! The ways in which a call can run on the ranks of a mesh: the form of its operands and of its results.
 
 use super::{
     costs::MeshCosts,
@@ -20,14 +20,14 @@ pub(super) enum Form {
     Split {
         /// The dimension.
         dimension: usize,
-        /// How often what is split is repeated along the dimension: for each expert or slot, if not once.
+        /// How often the split dimension repeats inside the tensor dimension: once, or once per expert or slot.
         repeats: usize,
         /// The candidate split of the dimension.
         candidate: usize,
     },
-    /// Each rank holds the matrices of some of the experts, or what is in the slots of these.
+    /// Each rank holds some of the experts, or the slots that are routed to them.
     Experts,
-    /// Each rank holds a summand.
+    /// Each rank holds a partial sum.
     Partial,
 }
 
@@ -56,7 +56,7 @@ impl Choice {
     }
 }
 
-/// What a call's choices are derived from.
+/// The program, its splits and the costs, from which the choices of calls are derived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mesh<'a> {
     pub(super) program: &'a Program,
@@ -151,7 +151,7 @@ impl Mesh<'_> {
         Ok(Some(LocalCall { op, operands, results }))
     }
 
-    /// The type of a value as a rank holds it. Quantised weights keep their format where a part holds whole groups.
+    /// The type of a rank's part of a value. Quantised weights keep their format where a part consists of whole groups.
     ///
     /// # Errors
     /// If there is no such value.
@@ -269,7 +269,7 @@ impl Mesh<'_> {
         }
     }
 
-    /// The bytes of a weight or state on the rank that holds most of it.
+    /// The bytes of a weight or state on the rank that holds the largest part.
     ///
     /// # Errors
     /// If a size has no value.

@@ -1,6 +1,7 @@
-//! What a step costs on a mesh: bytes that each rank reads, operations that it computes, and bytes that ranks exchange.
+//! The cost of a step on a mesh: bytes that each rank reads, operations that it computes, and bytes that ranks exchange.
 //!
-//! The passes `shard` and `partition` and the planner use these figures, so that what is predicted is what strategies are chosen by.
+//! The passes `shard` and `partition` and the planner all use this model, so that strategies are chosen by the same figures that
+//! are shown to the user.
 
 use dsrun_core::{
     DType, Size, TensorType,
@@ -27,8 +28,8 @@ pub struct MeshCosts {
     pub sequences: usize,
     /// Tokens of each sequence in the KV cache.
     pub context: usize,
-    /// How often a byte of weights or KV cache that a rank holds counts as read, besides the reads of the step: memory that is
-    /// held twice has no room for more requests, which is what ranks are for.
+    /// The price of holding weights and KV cache: each byte on a rank costs as much as reading it this many times. It favours
+    /// splitting over replication, which leaves less memory for requests.
     pub memory_price: f64,
 }
 
@@ -117,7 +118,7 @@ impl MeshCosts {
         }
     }
 
-    /// The tokens with which a step computes for as long as it reads weights of 16 bits: with fewer, reading takes longer.
+    /// The step size at which computing takes as long as reading 16-bit weights. Smaller steps are memory-bound.
     pub(crate) fn balanced_tokens(&self) -> usize {
         (self.operations / self.memory_bandwidth) as usize
     }
@@ -127,12 +128,12 @@ impl MeshCosts {
         (bytes / self.memory_bandwidth * SECOND) as u64
     }
 
-    /// Picoseconds that holding bytes counts for.
+    /// Picoseconds that are charged for holding bytes.
     pub(super) fn hold(&self, bytes: u64) -> u64 {
         self.read(bytes as f64 * self.memory_price)
     }
 
-    /// Picoseconds of an all-gather or a reduce-scatter of a tensor that is this large when whole.
+    /// Picoseconds of an all-gather or a reduce-scatter of a tensor; `bytes` is the size of the whole tensor.
     pub(crate) fn gather(&self, bytes: f64, ranks: usize) -> u64 {
         let share = (ranks - 1) as f64 / ranks as f64;
         ((bytes * share / self.link_bandwidth + self.gather_latency_us * 1e-6) * SECOND) as u64
@@ -195,7 +196,7 @@ impl MeshCosts {
         });
         let activations: f64 = tensors.chain(results).map(|tensor| self.bytes(tensor)).sum();
         let weights: f64 = match op {
-            // Few rows of a table are looked up, and they are counted as the result.
+            // Only the looked-up rows of the table are read, and they are counted as the result.
             Op::Embed(_) => 0.0,
             Op::GroupedLinear(own) => {
                 let all = if let Op::GroupedLinear(all) = whole { all.count } else { own.count };
@@ -229,7 +230,7 @@ impl MeshCosts {
         let rows = rows.map_or(self.tokens, |rows| self.rows(rows)) as f64;
         match op {
             Op::Linear(_) | Op::LinearW8A8(_) | Op::HeadLinear(_) => 2.0 * rows * elements(),
-            // A row is multiplied with the matrix of each expert that it is sent to.
+            // Each row is multiplied with the matrix of every expert that it is routed to.
             Op::GroupedLinear(op) => {
                 let slots = operands.get(2).and_then(|experts| match experts {
                     Some(OperandType::Tensor(tensor)) => tensor.shape.get(1)?.known(),
@@ -248,11 +249,12 @@ impl MeshCosts {
         }
     }
 
-    /// The share of its experts that the slowest rank reads, if `own` of `all` are on it and tokens choose experts at random.
+    /// The share of its own experts that the slowest rank reads, if it holds `own` of `all` experts and tokens choose experts at
+    /// random.
     fn read_experts(&self, own: u32, all: u32, slots: usize) -> f64 {
         let (own, all, chosen) = (f64::from(own), f64::from(all), (self.tokens * slots) as f64);
         let mean = chosen * own / all;
-        // The largest of so many sums of independent choices, about.
+        // Approximately the maximum over the ranks of the number of assignments, for independent choices.
         let most = (mean + (2.0 * mean * (all / own).ln()).sqrt()).min(chosen);
         1.0 - (1.0 - 1.0 / own).powf(most)
     }

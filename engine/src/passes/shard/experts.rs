@@ -1,8 +1,8 @@
-//! Sums that stay sums, and expert parallelism: each rank runs some of the experts.
+//! Choices that keep partial sums unreduced, and expert parallelism: each rank runs some of the experts.
 //!
-//! A rank that has some of the experts computes the slots of tokens that are assigned to these, and leaves the others. What is in
-//! the slots is therefore in a form of its own ([`Form::Experts`]), and the weighted sum over slots is a sum over ranks. The
-//! router and the residual stream are whole on every rank.
+//! With expert parallelism a rank computes only the token slots that are routed to its own experts. The values in slots therefore
+//! have a separate form ([`Form::Experts`]), and the weighted sum over slots gives a partial sum on each rank. The router and the
+//! residual stream are replicated.
 //!
 //! Splitting every expert instead (expert slicing) follows from the index maps, as other products do.
 
@@ -22,11 +22,11 @@ use std::ops::Range;
 type Forms = (Vec<Form>, Vec<Form>);
 
 impl Mesh<'_> {
-    /// The ways to run a call on the summands of every rank: the sum of its results is the result of the sum.
+    /// The forms with which a call can run on partial sums, because it is linear in them.
     pub(super) fn sums(&self, call: &Call) -> Option<Forms> {
         let (first, second) = match call.op {
             Op::GatherRows(_) | Op::MoeCombine(_) => (Form::Partial, Form::Whole),
-            // A value that is read elsewhere too is needed whole there, so its sum is better computed once.
+            // A value with other readers is needed whole there, so reducing it once is cheaper.
             Op::Add(_) if self.adds_two_values_of_its_own(call) => (Form::Partial, Form::Partial),
             _ => return None,
         };
@@ -94,7 +94,7 @@ impl Mesh<'_> {
         Some((count, experts_of(count, self.splits.ranks(), rank)?))
     }
 
-    /// Makes the type of a value that of a rank's experts.
+    /// Reduces the type of a value to the experts of one rank.
     pub(super) fn keep_experts(&self, id: ValueId, rank: usize, value_type: &mut OperandType) {
         let Some((count, own)) = self.experts_of_value(id, rank) else { return };
         match value_type {
@@ -107,7 +107,7 @@ impl Mesh<'_> {
                 if let Some(size) = tensor.shape.first_mut()
                     && let Some(known) = size.known()
                 {
-                    // Where experts start in a table has an end besides.
+                    // A table of the start of each expert has one extra element, the end.
                     let rest = known % count;
                     *size = (known / count * own.len() + rest).into();
                 }
@@ -115,10 +115,10 @@ impl Mesh<'_> {
         }
     }
 
-    /// The number of a rank's experts, and the first of them.
+    /// The number of experts of a rank, and its first expert.
     ///
     /// # Errors
-    /// If there are fewer experts than ranks, for which there is no such choice.
+    /// If there are fewer experts than ranks, in which case this choice is never offered.
     pub(super) fn own_experts(&self, count: u32, first: u32, rank: usize) -> Result<(u32, u32)> {
         let lost = || Error::internal(format!("{count} experts are not split over ranks"));
         let own = experts_of(count as usize, self.splits.ranks(), rank).ok_or_else(lost)?;

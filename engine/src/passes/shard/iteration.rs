@@ -1,8 +1,9 @@
 //! The dimensions of an op's iteration space that can be split over ranks, from its index maps.
 //!
-//! A dimension can be split if it is the outermost part of every tensor dimension it runs along, so that a part of it is a range of
-//! each tensor. Parallel dimensions split the results; a dimension that a matrix product sums over leaves partial sums. Index maps
-//! do not describe lookups, so there are rules for two of them: the rows of an embedding, and the KV heads of attention.
+//! A dimension can be split if it is the outermost part of every tensor dimension that it indexes, so that a part of it is a
+//! contiguous range of each tensor. Splitting a parallel dimension splits the results; splitting the reduced dimension of a
+//! matrix product gives partial sums. Index maps do not describe lookups, so there are rules for two of them: the rows of an
+//! embedding, and the KV heads of attention.
 
 use crate::passes::rewrite::weight_operand;
 use dsrun_core::{
@@ -29,11 +30,11 @@ pub(super) struct IterationSplit {
 pub(super) struct SplitDimension {
     /// The dimension.
     pub(super) dimension: usize,
-    /// How often the part that is split is repeated along the dimension: once, or for each expert or slot.
+    /// How often the split dimension repeats inside the tensor dimension: once, or once per expert or slot.
     pub(super) repeats: usize,
     /// The number of indivisible blocks of each repetition.
     pub(super) blocks: usize,
-    /// Whether several ranks may hold the same block: KV heads that several query heads read.
+    /// Whether several ranks may hold the same block: KV heads that are shared by several query heads.
     pub(super) shared: bool,
 }
 
@@ -59,8 +60,8 @@ impl IterationSplit {
     }
 }
 
-/// Whether the tensors of an op hold something for each expert, or for each slot of a token, side by side. A part of a dimension
-/// within each of them is a range for each.
+/// Whether the tensors of an op have one block per expert, or per slot of a token, side by side. A split then takes a range
+/// within every block.
 fn is_of_experts(op: &Op) -> bool {
     matches!(op, Op::GroupedLinear(_) | Op::MoeCombine(_))
 }
@@ -78,7 +79,7 @@ pub(super) fn slots_of(program: &Program, value: ValueId) -> Option<usize> {
     }
 }
 
-/// As [`slots_of`], for the operands of an op that computes each element by itself.
+/// Same as [`slots_of`], for the operands of an elementwise op.
 pub(super) fn elementwise_slots(program: &Program, call: &Call) -> Option<usize> {
     let is_elementwise = match &call.op {
         Op::GatedActivation(op) => op.layout == GateLayout::Separate,
@@ -101,7 +102,7 @@ pub(super) fn iteration_splits(program: &Program, call: &Call) -> Result<Vec<Ite
         _ => weight_operand(&call.op).map(|weight| weight + 1),
     };
     let mut splits = Vec::new();
-    // Experts are not split here: a rank has the slots of its own experts, which are no range of a tensor (`experts`).
+    // Experts are split in `experts`, not here: the slots of a rank's experts are not a contiguous range of a tensor.
     let of_experts = ["experts", "slots"];
     for (index, dimension) in maps.dimensions.iter().enumerate() {
         if is_of_experts(&call.op) && of_experts.contains(&dimension.name) {
@@ -109,7 +110,7 @@ pub(super) fn iteration_splits(program: &Program, call: &Call) -> Result<Vec<Ite
         }
         let sums = match dimension.kind {
             DimensionKind::Parallel => false,
-            // Only products are linear in what they sum over.
+            // Only matrix products may be split along a reduced dimension: they are linear in it.
             DimensionKind::Reduced if bias.is_some() => true,
             DimensionKind::Reduced | DimensionKind::Whole => continue,
         };
@@ -138,8 +139,8 @@ pub(super) fn iteration_splits(program: &Program, call: &Call) -> Result<Vec<Ite
     Ok(splits)
 }
 
-/// The tensor dimension that a dimension of the iteration space splits: `Some(None)` if it does not run along the tensor, `None`
-/// if its parts are no ranges of the tensor.
+/// The tensor dimension that a dimension of the iteration space splits: `Some(None)` if it does not index the tensor, `None` if
+/// its parts are not contiguous ranges of the tensor.
 fn along(op: &Op, maps: &IndexMaps, axes: &[Axis], index: usize) -> Option<Option<SplitDimension>> {
     let size = |dimension: usize| maps.dimensions.get(dimension)?.size.known();
     let mut found = None;

@@ -1,4 +1,4 @@
-//! Pins: how the user wants weights to be split. What is not pinned is left to the search.
+//! Pins: how the user wants weights to be split. The search decides about weights that are not pinned.
 
 use super::{choices::Form, costs::MeshCosts};
 use crate::passes::quantize::matches_name;
@@ -26,7 +26,7 @@ pub enum Pin {
 }
 
 impl Pin {
-    /// Whether the pin admits a form of its weight.
+    /// Whether the pin allows a form of its weight.
     pub(super) fn admits(self, form: Form) -> bool {
         match form {
             Form::Whole => self == Self::Replicated,
@@ -38,7 +38,7 @@ impl Pin {
     }
 }
 
-/// What the user decides about sharding. Without pins it is automatic; with a pin for every weight it is manual.
+/// The user's choices for sharding. Without pins it is automatic; with a pin for every weight it is manual.
 ///
 /// ```toml
 /// [weights]
@@ -51,7 +51,7 @@ pub struct ShardPolicy {
     /// Pins, by the name of the weight. `*` stands for any one part of a name, a pattern also matches the names that it begins, and
     /// the pattern with the most parts decides.
     pub weights: BTreeMap<String, Pin>,
-    /// The speeds to search with, in place of those of the kind of device.
+    /// The cost model for the search, in place of the default for the kind of device.
     pub costs: Option<MeshCosts>,
 }
 
@@ -64,7 +64,7 @@ impl ShardPolicy {
         toml::from_str(text).map_err(|error| Error::invalid(error.to_string()).in_op("shard"))
     }
 
-    /// The policy for a part of a program, which has some of its weights.
+    /// The policy for a part of a program that has only some of its weights.
     ///
     /// # Errors
     /// If a pattern matches no weight of the whole program.

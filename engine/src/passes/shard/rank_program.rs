@@ -103,7 +103,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Adds a call, and in front of it the conversions of its operands.
+    /// Adds a call, preceded by the conversions of its operands.
     fn add(&mut self, node: &Node, choice: &Choice, live: &mut Live) -> Result<()> {
         let call = &node.call;
         let mut operands = Vec::with_capacity(call.operands.len());
@@ -142,7 +142,7 @@ impl Writer<'_> {
         value.ok_or_else(|| Error::internal(format!("{id} has no form {form:?}")))
     }
 
-    /// A result in another form.
+    /// Converts a result to another form.
     fn convert(&mut self, id: ValueId, from: Form, to: Form, conversion: Conversion) -> Result<ValueId> {
         let own = self.value(id, from)?;
         let ranks = self.mesh.splits.ranks();
@@ -177,7 +177,7 @@ impl Writer<'_> {
             converted = self.builder.call(Columns { start: 0, count: count(width)? }, [Some(converted)])?;
         }
         if conversion == Conversion::AllReduce {
-            // The summands are overwritten.
+            // The collective overwrites the partial sums.
             self.values.remove(&(id, from));
         }
         self.insert(id, to, converted);
@@ -191,7 +191,7 @@ impl Writer<'_> {
         }
         let value = self.mesh.program.value(id)?;
         let copies = self.values.keys().filter(|(own, _)| *own == id).count();
-        // A weight that is held in two forms has a name for each.
+        // A weight that is held in two forms needs two names.
         let name = if copies == 0 { value.name.clone() } else { format!("{}.form{copies}", value.name) };
         let local = self.mesh.local_type(id, form, self.rank)?;
         let mut own = expr.clone();

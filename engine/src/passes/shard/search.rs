@@ -1,8 +1,8 @@
 //! The search for the best strategy: dynamic programming over the calls of a program.
 //!
-//! A state is the form of every value that a later call reads. Values that are whole are left out, so states are few: a residual
-//! that is whole, and one or two values of the layer. Of the strategies that reach a state, those are kept that no other beats in
-//! both cost and memory, so the result is the cheapest strategy within the limit, and not an approximation.
+//! A state is the form of every live value, that is, one that a later call reads. Replicated values are left out, so there are
+//! few states: the residual is replicated, and only one or two values of a layer are split. For each state the strategies that
+//! are Pareto-optimal in cost and memory are kept, so the result is the exact optimum within the memory limit.
 
 use super::{
     choices::{Choice, Form, Mesh},
@@ -17,12 +17,12 @@ use std::{
     rc::Rc,
 };
 
-/// What the ranks do to give a value another form.
+/// How ranks convert a value to another form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Conversion {
     /// The value has the form already.
     None,
-    /// Sums the summands of all ranks.
+    /// Sums the partial sums of all ranks.
     AllReduce,
     /// Sums them, and each rank keeps a part.
     ReduceScatter,
@@ -95,7 +95,7 @@ pub(super) struct Search<'a> {
     pub(super) limit: Option<u64>,
     /// The calls that read each value.
     readers: Vec<Vec<usize>>,
-    /// Whether a value has to be whole as soon as it is made: the host or another segment reads it.
+    /// Whether a value must be replicated as soon as it is computed, because the host or another segment reads it.
     stays_whole: Vec<bool>,
 }
 
@@ -108,7 +108,7 @@ impl<'a> Search<'a> {
                 readers[id.index()].push(index);
             }
         }
-        // A state may stay in parts after its last update, since no one but its rank reads it.
+        // A state may stay split after its last update, since only its own rank reads it.
         let mut of_state: Vec<bool> =
             program.values.iter().map(|value| value.origin == Origin::State).collect();
         for node in &program.nodes {
@@ -132,7 +132,7 @@ impl<'a> Search<'a> {
         self.stays_whole[id.index()]
     }
 
-    /// The cheapest strategy within the memory limit. `admits` says which forms of weights the user allows.
+    /// The cheapest strategy within the memory limit. `admits` says which forms of weights the pins allow.
     ///
     /// # Errors
     /// If there is none.
@@ -164,7 +164,7 @@ impl<'a> Search<'a> {
                 }
             }
             if next.is_empty() {
-                let message = "no strategy gives its weights the forms that are pinned";
+                let message = "no strategy is possible with the pinned forms of its weights";
                 return Err(Error::invalid(message).in_op(&format!("node {index} ({})", node.call.op.name())));
             }
             if let Some(limit) = self.limit {
@@ -297,7 +297,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The values that a call reads, in the forms in which they are before the call; updates `live` as the search does.
+    /// The operands of a call and their conversions; updates `live` as the search does.
     ///
     /// # Errors
     /// If the strategy needs a conversion that does not exist, which is a defect.
@@ -316,7 +316,7 @@ fn is_unpadded(parts: &[super::splits::Part]) -> bool {
     parts.iter().all(|part| part.length == part.range.len())
 }
 
-/// Adds a label, unless another is as good in cost and in memory; removes those that it beats.
+/// Adds a label unless an existing one is at least as good in both cost and memory; removes labels that it dominates.
 fn keep(labels: &mut Vec<Label>, new: Label) {
     if labels.iter().any(|label| label.cost <= new.cost && label.memory <= new.memory) {
         return;

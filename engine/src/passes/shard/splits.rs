@@ -1,8 +1,9 @@
 //! The ways in which the dimensions of a program's values can be split over ranks.
 //!
-//! Index maps say which dimensions of which values run along the same dimension of an op's iteration space. These are split
-//! alike, so they form a [`Group`]: the rows of a projection's weight, its result, the rotated heads. A group is made of equal
-//! indivisible blocks, whose number every op bounds by its own: a rotary embedding by its heads, a linear layer by its features.
+//! Index maps say which dimensions of which values are indexed by the same dimension of an op's iteration space. These must be
+//! split the same way, so they form a [`Group`]: for example the rows of a projection's weight, its result, and the rotated
+//! heads. A group consists of equal indivisible blocks. Every op limits their number: a rotary embedding to its heads, a linear
+//! layer to its features.
 //!
 //! Attention joins a group of query heads and a group of KV heads to one *axis*: they are split together, but where there are
 //! more ranks than KV heads, several ranks hold a copy of the same KV head. An axis has a few candidate [`Split`]s.
@@ -38,7 +39,7 @@ pub(super) struct Part {
     pub(super) length: usize,
 }
 
-/// A dimension of a value, and how often what is split is repeated along it.
+/// A dimension of a value, and how often the split dimension repeats inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Along {
     pub(super) value: ValueId,
@@ -60,7 +61,7 @@ struct Group {
     blocks: usize,
     /// The number of blocks whose columns of every quantised weight are whole quantisation groups; `None` if these do not fit.
     aligned: Option<usize>,
-    /// Whether it cannot be padded: it runs along the columns of a weight, or is repeated.
+    /// Whether it cannot be padded, because it indexes the columns of a weight or is repeated.
     unpadded: bool,
     axis: usize,
 }
@@ -74,7 +75,7 @@ pub(super) struct Splits {
     candidates: Vec<Vec<Split>>,
 }
 
-/// Sets that can be united.
+/// A disjoint-set forest (union-find).
 #[derive(Debug, Default)]
 struct Unions(Vec<usize>);
 
@@ -168,8 +169,8 @@ impl Splits {
         self.groups.get(*self.group_of.get(&along)?)
     }
 
-    /// The part of a dimension of `size` elements that a rank holds, of each repetition; all of it if the dimension cannot be
-    /// split.
+    /// The part of a dimension of `size` elements that a rank holds, within each repetition; the whole dimension if it cannot
+    /// be split.
     pub(super) fn part(&self, along: Along, candidate: usize, rank: usize, size: usize) -> Part {
         let size = size / along.repeats.max(1);
         let whole = Part { range: 0..size, length: size };
@@ -178,7 +179,7 @@ impl Splits {
         let part = |rank: usize| {
             let Range { start, end } = split.ranges[rank];
             let block = size / group.blocks.max(1);
-            // A block that is shared by several ranks is whole on each of them.
+            // A block that several ranks share is replicated on each of them.
             (start * group.blocks / split.units) * block..(end * group.blocks).div_ceil(split.units) * block
         };
         let range = part(rank);
@@ -254,7 +255,8 @@ fn padded(units: usize, ranks: usize) -> Option<Split> {
     ((ranks - 1) * each < units).then_some(Split { units, ranges, padded: true })
 }
 
-/// Splits `most` query heads so that each rank has heads of one of `least` KV heads only, which is copied to several ranks.
+/// Splits `most` query heads over more ranks than there are KV heads (`least`): each rank has query heads of a single KV head,
+/// which is replicated on several ranks.
 fn shared(least: usize, most: usize, ranks: usize) -> Option<Split> {
     if least == 0 || !most.is_multiple_of(least) || ranks < least || ranks > most {
         return None;
