@@ -1,5 +1,5 @@
-//! Plans an engine: the programs of its steps, the sizes that steps are compiled for, and the memory they take. Everything is
-//! counted before anything is allocated.
+//! Plans an engine before anything is allocated: the programs of its steps, the sizes that steps are compiled for, and the
+//! memory they take.
 //!
 //! | module | holds |
 //! |---|---|
@@ -14,7 +14,7 @@
 //! | `stream` | layers whose weights stay in host memory and are copied to the device for each step |
 //! | `draft_plan`, `draft_vocabulary` | the memory and compatibility of a draft model |
 //! | `execution_context`, `compiled_step`, `plan_cache` | a step bound to device memory |
-//! | `mesh`, `mesh_rank`, `mesh_programs` | a model that is split over several devices, the place of each in their mesh, and its program |
+//! | `mesh`, `mesh_rank`, `mesh_programs` | a model that is split over several devices: the mesh, the position of each rank in it, and the program of each rank |
 //! | `compile_ahead` | builds the kernels of every step before the first request |
 
 mod batch_invariance;
@@ -65,7 +65,7 @@ pub(crate) use stream::{StreamPlan, WeightImages, WeightRing};
 use stream::{StreamableLayers, StreamedStep};
 pub use traffic::StepTraffic;
 
-/// The share of the device's free memory that is left free if the KV cache takes the rest: one part in this many.
+/// If the KV cache takes all remaining memory, one part in this many of the device's free memory is left free.
 const SPARE: u64 = 20;
 
 /// An engine that is planned but not loaded: its programs, its sizes and its memory.
@@ -77,17 +77,18 @@ pub struct EnginePlan {
     pub(crate) fixed: FixedSizes,
     /// The largest step.
     pub(crate) limits: Bucket,
-    /// The most tokens of a step with prompts, which may be fewer than the limit.
+    /// The maximum number of tokens of a step with prompts; at most `limits.tokens`.
     pub(crate) step_tokens: usize,
-    /// Memory with room for every step within the limits.
+    /// Sizes of the shared memory, sufficient for every step within the limits.
     pub(crate) shared: SharedSizes,
     memory: MemoryPlan,
     /// The layers whose weights are streamed from host memory.
     pub(crate) stream: Option<StreamPlan>,
     pub(crate) draft: Option<DraftPlan>,
-    /// The plans of the other ranks of this process, if the model is split over several devices: this is the plan of the first.
+    /// The plans of the other ranks of this process, if the model is split over several devices. `self` is the plan of the first
+    /// rank.
     pub(crate) followers: Vec<FollowerPlan>,
-    /// The processes that have the ranks, if they are several.
+    /// The processes that run the ranks, if there are several processes.
     pub(crate) processes: Option<Arc<Processes>>,
 }
 
@@ -98,7 +99,7 @@ pub(crate) struct DraftPlan {
     pub(crate) model: Arc<Model>,
     /// The plan of its own engine.
     pub(crate) plan: Box<EnginePlan>,
-    /// The most tokens it proposes at a time.
+    /// The maximum number of tokens it proposes at a time.
     pub(crate) tokens: usize,
 }
 
@@ -126,14 +127,14 @@ impl EnginePlan {
         Self::without_memory(model, device, options)?.fit_to_memory(device)
     }
 
-    /// Plans everything but the memory, with as many pages of KV cache as the options ask for.
+    /// Plans everything but the memory, with the number of KV cache pages that the options ask for.
     fn without_memory(model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<Self> {
         let program = StepPrograms::quantized(model, preferred_type(device), options)?;
         Self::of_program(program, model.config().context, device, options, None)
     }
 
-    /// Plans everything but the memory for a quantised program, or for that of a rank whose collectives run over the
-    /// groups of `mesh`.
+    /// Plans everything but the memory for a quantised program. With `mesh` it is the program of one rank, whose
+    /// collectives run over the groups of the mesh.
     fn of_program(
         program: Program,
         longest: usize,
@@ -171,8 +172,8 @@ impl EnginePlan {
             Layout::new(&program, device, bucket, fixed, self.programs.mesh())
         };
         let mut shared = layout(limits)?.shared;
-        // With fewer rows a small result may take a place in the arena where a large one would fit, so the layout of the limits
-        // alone is not an upper bound.
+        // First-fit placement is not monotonic: a smaller step can need a larger arena than the largest step, so several
+        // buckets are laid out.
         let is_large = |bucket: &Bucket| {
             bucket.sequences == limits.sequences && (bucket.all_rows || bucket.tokens == limits.tokens)
         };
@@ -208,7 +209,7 @@ impl EnginePlan {
         Ok((context, fixed, limits))
     }
 
-    /// Counts the memory, and plans fewer pages of KV cache if the model fits that way, or streamed layers if it does not fit.
+    /// Counts the memory. If it does not fit, plans fewer pages of KV cache, or else streamed layers.
     fn fit_to_memory(mut self, device: &dyn Device) -> Result<Self> {
         let pages = self.fixed.pages;
         self.count_memory(device)?;
@@ -236,14 +237,15 @@ impl EnginePlan {
                         format!("is not possible: {error}"),
                     ));
                 }
-                // It does not fit, and loading says so.
+                // It does not fit either way; loading reports this.
                 Err(_) => self.fixed.pages = kept,
             }
         }
         Ok(self)
     }
 
-    /// Plans fewer pages of KV cache, to save bytes: requests then share them, and yield them to each other when none is left.
+    /// Plans fewer pages of KV cache to save `bytes`. Requests then share the pages, and later ones are pre-empted when none is
+    /// left.
     fn plan_fewer_pages(&mut self, bytes: u64) {
         // The model has no cache: fewer pages would save nothing.
         if self.page_bytes() == 0 {
@@ -254,7 +256,8 @@ impl EnginePlan {
         self.fixed.pages = self.fixed.pages.saturating_sub(fewer).max(self.fixed.blocks);
     }
 
-    /// Plans the KV cache first, then the ring of slots, and as many layers on the device as there is room for beside them.
+    /// Plans the KV cache first, then the ring buffer for streamed layers, and keeps as many layers on the device as fit beside
+    /// them.
     fn plan_streaming(&mut self, device: &dyn Device, layers: &StreamableLayers) -> Result<()> {
         self.programs.keep_layers_apart(layers.numbers());
         self.size_shared_memory(device)?;
@@ -263,18 +266,19 @@ impl EnginePlan {
         let best = counts.first().copied().unwrap_or(1);
         let budget = self.memory.available.map(|available| available - available / SPARE);
         let beside = |plan: &Self| plan.memory.total().saturating_sub(layers.bytes());
-        // Two slots let copies and layers overlap. More are worth less than KV cache for the requests that are asked for.
+        // Two slots are enough to overlap copies with computation. More would take memory from the KV cache of the requested
+        // number of requests.
         let least = layers.all(best.min(2)).device_bytes();
         let lacking = budget.map_or(0, |budget| (beside(self) + least).saturating_sub(budget));
         if lacking > 0 && self.options.kv_tokens.is_none() {
             self.plan_fewer_pages(lacking);
             self.count_memory(device)?;
         }
-        // Without a count of free memory nothing is known to fit but what is needed in any case.
+        // If the device does not report its free memory, only the minimum is planned.
         let room = budget.map_or(least, |budget| budget.saturating_sub(beside(self)));
         let most_resident = self.options.resident_layers.unwrap_or(usize::MAX);
         let chosen = counts.iter().find_map(|slots| layers.choose(*slots, room, most_resident));
-        // The least that can be planned does not fit either, and loading says so.
+        // Even the minimum does not fit; loading reports this.
         self.stream = Some(chosen.unwrap_or_else(|| layers.all(1)));
         self.count_memory(device)
     }
@@ -292,7 +296,7 @@ impl EnginePlan {
             let most = plan.fixed.blocks.saturating_mul(plan.fixed.requests);
             plan.fixed.pages = self.fixed.pages.min(most);
             plan.count_memory(device)?;
-            // Both models share the memory that is available, so the check is made once, for both.
+            // Both models share the available memory, so it is checked once, for both.
             plan.memory.available = None;
             self.memory.draft = Some(Box::new(plan.memory.clone()));
         }
@@ -308,7 +312,7 @@ impl EnginePlan {
     /// Measures the rates of copies, and predicts the time of a step; `None` if all weights stay on the device.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The errors of the device.
     pub fn forecast_streaming(&self, device: &dyn Device) -> Result<Option<StreamForecast>> {
         let Some(stream) = &self.stream else { return Ok(None) };
         let (context, requests) = (self.context, self.options.max_requests);
@@ -325,7 +329,7 @@ impl EnginePlan {
         &self.memory
     }
 
-    /// The program, after all passes, of steps in which every row is an output row: steps that only generate.
+    /// The program, after all passes, of steps in which every row is an output row, that is, of decode-only steps.
     pub fn program(&self) -> &Program {
         self.programs.all_rows()
     }

@@ -1,4 +1,4 @@
-//! Checks that an answer does not depend on what else runs, where the options ask for it.
+//! Checks that results do not depend on the rest of the batch, if the options ask for it.
 
 use super::EnginePlan;
 use crate::error::{EngineError, Result};
@@ -6,10 +6,10 @@ use dsrun_core::device::Device;
 use std::collections::BTreeSet;
 
 impl EnginePlan {
-    /// Checks that the device guarantees of every call of every step that rows do not depend on each other, if the options require it.
+    /// Checks that the device guarantees batch invariance for every call of every step, if the options require it.
     ///
     /// # Errors
-    /// If it does not; the error names the ops.
+    /// If it does not guarantee this; the error names the ops.
     pub(super) fn check_batch_invariance(&self, device: &dyn Device) -> Result<()> {
         if !self.options.batch_invariant {
             return Ok(());
@@ -17,7 +17,7 @@ impl EnginePlan {
         let mut dependent = BTreeSet::new();
         for call in self.distinct_calls(device)? {
             let support = device.kernels().query(&call)?;
-            // What it does not run is refused when it is planned.
+            // Calls that the device cannot run at all are refused when they are planned.
             if support.native && !support.batch_invariant {
                 dependent.insert(call.op.name().to_owned());
             }

@@ -5,18 +5,18 @@ use super::step_interface::StepSize;
 /// The sizes that one compiled step has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Bucket {
-    /// The most tokens.
+    /// The maximum number of tokens.
     pub(crate) tokens: usize,
-    /// The most sequences.
+    /// The maximum number of sequences.
     pub(crate) sequences: usize,
-    /// The most output rows: rows whose logits are needed.
+    /// The maximum number of output rows: rows whose logits are needed.
     pub(crate) rows: usize,
-    /// Whether every row of the step is an output row, or the step has a single token: output rows then stay where they are.
+    /// Whether every row of the step is an output row, or the step has a single token. No gather of output rows is needed then.
     pub(crate) all_rows: bool,
 }
 
-/// Up to this size, sizes are rounded up to powers of two; above it, to quarters of the distance between two of these: products of
-/// many rows may be computed for all rows of the bucket, at a cost that grows with them.
+/// Sizes up to this are rounded up to powers of two, larger ones to quarters of the distance between powers of two: kernels may
+/// compute all rows of the bucket, so padding costs time that grows with the size.
 const FINER_ABOVE: usize = 1024;
 
 /// The size of the bucket with room for `size`, within the limit.
@@ -53,7 +53,7 @@ impl Bucket {
                 if (sequences..=limits.tokens).contains(&rows) {
                     buckets.push(Self { tokens: rows, sequences, rows, all_rows: true });
                 }
-                // A step of a single token is of the other kind.
+                // A step of a single token uses a bucket with `all_rows`.
                 let enough = |tokens: &usize| *tokens > 1 && *tokens >= sequences.max(rows);
                 let enough = sizes_up_to(limits.tokens).filter(enough);
                 buckets.extend(enough.map(|tokens| Self { tokens, sequences, rows, all_rows: false }));

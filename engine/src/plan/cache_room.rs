@@ -1,4 +1,4 @@
-//! Measures how much KV cache there is room for beside the weights of a model, before an engine is planned.
+//! Estimates how much KV cache fits beside the weights of a model, before an engine is planned.
 
 use super::{
     EnginePlan,
@@ -21,20 +21,20 @@ use dsrun_core::{
 use dsrun_models::model::Model;
 use std::sync::Arc;
 
-/// The share of the devices' free memory that is set aside for what is not counted: one part in this many.
+/// One part in this many of the devices' free memory is reserved for allocations that are not counted.
 const UNCOUNTED: u64 = 10;
 
-/// The intermediate results of a step that exist at the same time, in terms of the largest one.
+/// The assumed peak memory of a step's intermediate results, as a multiple of the largest one.
 const LIVE_RESULTS: u64 = 6;
 
-/// How much KV cache there is room for beside the weights of a model and the activations of a step.
+/// The room for KV cache beside the weights of a model and the activations of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheRoom {
     /// The bytes that a token takes in the KV cache of all layers, that of a draft model included.
     pub token_bytes: u64,
     /// The bytes of all devices that are free for KV cache; `None` if a device does not report its free memory.
     pub free: Option<u64>,
-    /// Whether the devices use the memory of the host, which other programs need, too.
+    /// Whether the devices use host memory, which they share with other programs.
     pub of_host: bool,
 }
 
@@ -55,7 +55,7 @@ impl CacheRoom {
         let Some(device) = devices.first() else {
             return Ok(Self { token_bytes: 1, free: None, of_host: false });
         };
-        // What smoothing needs to know does not change sizes, and takes time.
+        // Smoothing needs a calibration, which takes time and does not change sizes.
         let unsmoothed = |policy: &Policy| Policy { smooth: None, ..policy.clone() };
         let quantize = options.quantize.as_ref().map(unsmoothed);
         let options = EngineOptions { quantize, calibration: None::<Arc<Calibration>>, ..options.clone() };
@@ -66,10 +66,11 @@ impl CacheRoom {
         }
         let of_host = devices.iter().all(|device| device.properties().unified_memory);
         let available: Option<u64> = devices.iter().map(|device| device.memory().free).sum();
-        // Other programs have some of what the device may take.
+        // Other programs may use some of the memory that the device reports as free.
         let of_system = available_host_memory().filter(|_| of_host).unwrap_or(u64::MAX);
         let available = available.map(|bytes| bytes.min(of_system) / engines.max(1) as u64);
-        // Streamed weights leave room for the smallest context only: layers on the device are worth more than a longer one.
+        // With streamed weights only the smallest context is planned: memory is better used for resident layers than for a longer
+        // context.
         let weights = if options.weights_in == WeightsIn::Host { u64::MAX } else { sizes.weights };
         let taken = weights.saturating_add(sizes.activations);
         let free = available.map(|bytes| (bytes - bytes / UNCOUNTED).saturating_sub(taken));
@@ -82,7 +83,7 @@ impl CacheRoom {
     }
 }
 
-/// Bytes of the parts of a plan.
+/// Bytes of a plan by category.
 #[derive(Debug, Default)]
 struct Sizes {
     weights: u64,
@@ -91,7 +92,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Adds those of a model.
+    /// Adds the bytes of a model.
     fn add(&mut self, model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<()> {
         let options = &options.for_model(model.config())?;
         let program = StepPrograms::quantized(model, preferred_type(device), options)?;

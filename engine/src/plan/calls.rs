@@ -54,7 +54,7 @@ pub(crate) fn describe(
     program.nodes.iter().map(|node| describe_call(program, &node.call, sizes, mesh)).collect()
 }
 
-/// Describes a weight of a model, which never changes once it is packed.
+/// Describes a weight of a model as constant: it is never written again after packing.
 pub(crate) fn weight_desc(weight: &WeightType) -> WeightDesc {
     WeightDesc { weight_type: weight.clone(), immutable: true }
 }
@@ -72,12 +72,12 @@ pub(crate) fn state_bytes(value: &Value, limits: Bucket, fixed: FixedSizes) -> R
     Ok(bytes.ok_or_else(overflow)?)
 }
 
-/// Whether a state is a key or value cache: these have a row for each page.
+/// Whether a state is a key or value cache, that is, has a row for each page.
 pub(crate) fn is_cache(value: &Value) -> bool {
     StepSize::of_rows(value) == Some(StepSize::Pages)
 }
 
-/// Whether a state holds activations of a step: what a stage of a pipeline has received has a row for each token.
+/// Whether a state holds activations of a step: the receive buffers of a pipeline stage have a row for each token.
 pub(super) fn is_activation(value: &Value) -> bool {
     StepSize::of_rows(value) == Some(StepSize::Tokens)
 }

@@ -1,6 +1,6 @@
-//! How many of the experts of a layer a step reads.
+//! The expected number of experts of a layer that a step reads.
 
-/// The experts whose matrices are one weight.
+/// The experts whose matrices are stored in one weight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Experts {
     pub(crate) count: usize,
@@ -9,7 +9,8 @@ pub(crate) struct Experts {
 }
 
 impl Experts {
-    /// The share of the experts that at least one of so many tokens chooses, if routers choose all experts equally often.
+    /// The expected share of the experts that are chosen by at least one of `tokens` tokens, if routers choose all experts
+    /// equally often.
     pub(crate) fn expected_share(self, tokens: usize) -> f64 {
         let count = self.count.max(1) as f64;
         1.0 - (1.0 - (self.slots as f64 / count).min(1.0)).powf(tokens as f64)

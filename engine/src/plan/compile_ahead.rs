@@ -1,5 +1,5 @@
-//! Builds kernels ahead of time: a backend that compiles kernels caches them, so planning every call once makes the first request
-//! fast.
+//! Compiles kernels ahead of time: a backend that compiles kernels caches them, so planning every call once makes the first
+//! request fast.
 
 use super::{EnginePlan, bucket::Bucket, calls::describe, plan_cache::plan_key};
 use crate::error::Result;
@@ -18,8 +18,9 @@ use std::{
 };
 
 impl EnginePlan {
-    /// Builds the kernels of every step that the engine may run, with `jobs` threads: plans every distinct call and drops the
-    /// plan. `progress` receives the number of calls done and of all calls, from any thread. Returns the number of distinct calls.
+    /// Compiles the kernels of every step that the engine may run, on `jobs` threads: plans every distinct call and drops the
+    /// plan. `progress` receives the number of calls done and of all calls, from any thread. Returns the number of distinct
+    /// calls.
     ///
     /// # Errors
     /// The first failure of the device.
@@ -54,7 +55,7 @@ impl EnginePlan {
     }
 
     /// The calls of all steps that the engine may run, those of a draft model included, one for each distinct plan. Large ones
-    /// come first: their kernels take longest to build.
+    /// come first: their kernels take longest to compile.
     pub(super) fn distinct_calls(&self, device: &dyn Device) -> Result<Vec<ValidCall>> {
         let mut distinct = HashMap::new();
         for plan in [Some(self), self.draft.as_ref().map(|draft| &*draft.plan)].into_iter().flatten() {

@@ -28,12 +28,12 @@ pub(crate) struct CompiledStep {
     plans: Vec<Option<CheckedPlan>>,
     /// Whether segments are captured as graphs where their kind allows it.
     capture: bool,
-    /// The bound calls of the segments that ran so far, by the set that was launched together.
+    /// The bound calls of segments that have run before, by the set of segments launched together.
     graphs: Vec<(SegmentSet, Vec<BoundPart>)>,
     outputs: [Option<BufferSlice>; StepOutput::ALL.len()],
 }
 
-/// Bound calls that are launched as one.
+/// Bound calls that are launched as one graph, or one by one.
 #[derive(Debug)]
 struct BoundPart {
     /// The streamed layer whose weights they read.
@@ -60,7 +60,7 @@ impl CompiledStep {
         Ok(Self { layout, plans, capture, graphs: Vec::new(), outputs })
     }
 
-    /// The places of the step's inputs in the input buffer.
+    /// The offsets of the step's inputs in the input buffer.
     pub(crate) fn inputs(&self) -> &InputLayout {
         &self.layout.inputs
     }
@@ -79,8 +79,8 @@ impl CompiledStep {
         self.plans.iter().flatten().count()
     }
 
-    /// Enqueues segments in the order of the step. They are captured as one graph if all of them may be: each graph costs the
-    /// device its beginning and its end. Each streamed layer is a graph of its own, which waits until the ring has its weights.
+    /// Enqueues segments in the order of the step. They are captured as one graph if all of them can be captured, because every
+    /// graph launch has overhead. Each streamed layer is a separate graph, which waits until its weights have been copied.
     ///
     /// # Errors
     /// The first time, if the device refuses to bind or to capture a call; later, if the device failed.
@@ -130,7 +130,7 @@ impl CompiledStep {
     }
 }
 
-/// Launches parts of a step in order, each streamed layer when its weights are there.
+/// Launches the parts of a step in order; each streamed layer waits for the copy of its weights.
 fn launch(parts: &[BoundPart], stream: &mut dyn Stream, mut ring: Option<&mut WeightRing>) -> Result<()> {
     for part in parts {
         match (part.layer, ring.as_deref_mut()) {

@@ -10,12 +10,12 @@ use dsrun_models::model::Model;
 use std::sync::Arc;
 
 impl EnginePlan {
-    /// Plans an engine with a draft model that proposes tokens as [`Speculation::Draft`] says. The draft model runs on the same
-    /// device in the same precision, but is not quantised. Its cache holds as many tokens as the engine's, or its own context
-    /// for each request if that is less.
+    /// Plans an engine with a draft model, see [`Speculation::Draft`]. The draft model runs on the same device in the same
+    /// precision, but is not quantised. Its KV cache holds as many tokens as the engine's, or the draft model's context for
+    /// each request if that is less.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`EngineError::Draft`] if the vocabularies differ.
+    /// Same as [`Self::new`]; [`EngineError::Draft`] if the vocabularies differ.
     pub fn with_draft(
         model: &Model,
         draft: &Arc<Model>,

@@ -3,9 +3,9 @@
 use crate::error::{EngineError, Result};
 use dsrun_models::model::Model;
 
-/// Checks that every token that both models know is the same token. One vocabulary may be longer: embeddings are padded, and
-/// tokens added. The engine drops proposed tokens that the model does not know, and proposes nothing for texts with tokens that
-/// the draft model does not know.
+/// Checks that every token id that both models have is the same token. One vocabulary may be longer, because of padding or
+/// added tokens: the engine drops proposed tokens that the target model does not have, and proposes nothing for texts with
+/// tokens that the draft model does not have.
 ///
 /// # Errors
 /// Names the first token that differs, or the sizes of the vocabularies if a model has no tokenizer.

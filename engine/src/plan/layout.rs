@@ -1,4 +1,4 @@
-//! The storage plan of a step: inputs side by side, intermediate results in an arena by their lifetimes.
+//! Plans the memory of a step: inputs contiguous in one buffer, intermediate results in an arena by lifetime.
 
 use super::{
     bucket::{Bucket, FixedSizes},
@@ -23,17 +23,18 @@ pub(crate) struct Layout {
     pub(crate) program: Arc<Program>,
     /// The description that each node is planned from.
     pub(crate) calls: Vec<ValidCall>,
-    /// The places of the inputs.
+    /// The offsets of the inputs.
     pub(crate) inputs: InputLayout,
     /// Bytes of the memory that steps share.
     pub(crate) shared: SharedSizes,
     /// The segments of the program.
     segments: Vec<StepSegment>,
-    /// The places of results in the arena, by the value that owns the storage.
+    /// The byte ranges of results in the arena, by the value that owns the storage.
     arena: HashMap<ValueId, Range<usize>>,
-    /// For each value, the value whose storage it uses: itself, the one it updates, or the one whose rows it gathers in place.
+    /// For each value, the value whose storage it uses: itself, the value it updates in place, or the operand of a gather that is
+    /// skipped.
     storage_owners: Vec<ValueId>,
-    /// For each node, whether it has nothing to do because its result is its operand in place.
+    /// For each node, whether it is skipped because its result is its operand unchanged.
     in_place: Vec<bool>,
 }
 
@@ -44,12 +45,12 @@ pub(crate) struct SharedSizes {
     pub(crate) inputs: usize,
     /// Intermediate results and outputs.
     pub(crate) arena: usize,
-    /// Scratch memory of the op that needs most.
+    /// Scratch memory of the op that needs the most.
     pub(crate) workspace: usize,
 }
 
 impl SharedSizes {
-    /// The sizes that have room for both.
+    /// The elementwise maximum.
     pub(crate) fn max(self, other: Self) -> Self {
         Self {
             inputs: self.inputs.max(other.inputs),
@@ -58,15 +59,15 @@ impl SharedSizes {
         }
     }
 
-    /// Whether there is room for the memory of `other`.
+    /// Whether every size is at least that of `other`.
     pub(crate) fn covers(self, other: Self) -> bool {
         self.max(other) == self
     }
 }
 
 impl Layout {
-    /// Plans the storage of `program` for a bucket. Results share memory as their lifetimes allow. Collectives run over the
-    /// groups of `mesh`.
+    /// Plans the storage of `program` for a bucket. Results whose lifetimes do not overlap may share memory. Collectives
+    /// run over the groups of `mesh`.
     ///
     /// # Errors
     /// If a size has no value, or the device does not support a call.
@@ -83,7 +84,7 @@ impl Layout {
     /// Plans the storage of `program` so that every result is kept: calls can then be run again in any order.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Same as [`Self::new`].
     pub(crate) fn keeping_all(
         program: &Arc<Program>,
         device: &dyn Device,
@@ -131,7 +132,7 @@ impl Layout {
         Ok(Self { program, calls, inputs, shared, segments, arena, storage_owners, in_place })
     }
 
-    /// Whether a node has something to do. In a step of output rows only, the gather of the output rows has not.
+    /// Whether a node has to run. In a step where every row is an output row, the gather of output rows is skipped.
     pub(crate) fn runs(&self, node: usize) -> bool {
         self.in_place.get(node) == Some(&false)
     }
@@ -159,12 +160,12 @@ impl Layout {
         self.storage_owners.get(id.index()).copied().unwrap_or(id)
     }
 
-    /// The place of a result in the arena, if the value owns storage there.
+    /// The byte range of a result in the arena, if the value owns storage there.
     pub(super) fn arena_range(&self, id: ValueId) -> Option<Range<usize>> {
         self.arena.get(&id).cloned()
     }
 
-    /// The place among the inputs of the extent that bounds the first dimension of a value, if it is bounded.
+    /// The byte range in the input buffer of the extent of a value's first dimension, if the dimension is bounded.
     pub(super) fn extent_range(&self, id: ValueId) -> Result<Option<Range<usize>>> {
         let OperandType::Tensor(tensor) = &self.program.value(id)?.value_type else { return Ok(None) };
         let Some(Size::Bounded(name)) = tensor.shape.first() else { return Ok(None) };
@@ -173,10 +174,10 @@ impl Layout {
     }
 }
 
-/// The places of a step's extents and inputs in the input buffer, which one upload fills.
+/// The layout of the input buffer, which one upload fills: a step's extents and inputs.
 #[derive(Debug)]
 pub(crate) struct InputLayout {
-    /// The sizes whose extents stand at the beginning, in this order: i32 each.
+    /// The sizes whose extents are stored first, in this order, as i32.
     pub(crate) extents: Vec<StepSize>,
     /// Bytes of the input buffer.
     pub(crate) bytes: usize,
@@ -184,7 +185,7 @@ pub(crate) struct InputLayout {
 }
 
 impl InputLayout {
-    /// Places the extents and then the inputs of a program, in the order of the program.
+    /// Lays out the extents and then the inputs of a program, in the order of the program.
     ///
     /// # Errors
     /// If the engine does not know an extent or input, or a size has no value.
@@ -215,12 +216,12 @@ impl InputLayout {
         Ok(Self { extents, bytes: end, ranges })
     }
 
-    /// The place of an input, if the program has it.
+    /// The byte range of an input, if the program has it.
     pub(crate) fn find(&self, input: StepInput) -> Option<Range<usize>> {
         self.ranges[input as usize].clone()
     }
 
-    /// The place of an input.
+    /// The byte range of an input.
     ///
     /// # Errors
     /// If the program does not have the input.
@@ -230,14 +231,15 @@ impl InputLayout {
     }
 }
 
-/// Whether a call gathers the output rows. If the only token of a step is no output row, no later call reads a row.
+/// Whether a call gathers the output rows. It can be skipped in a step of one token, too: if that token is not an output row, no
+/// later call reads its result.
 fn gathers_output_rows(program: &Program, call: &Call) -> bool {
     let rows = call.operands.get(1).copied().flatten().and_then(|rows| program.values.get(rows.index()));
     matches!(call.op, Op::GatherRows(_))
         && rows.is_some_and(|rows| rows.origin == Origin::Input && rows.name == StepInput::Rows.name())
 }
 
-/// Follows updates, and rows that are gathered in place, back to the value that owns the storage.
+/// Follows in-place updates and skipped gathers back to the value that owns the storage.
 fn storage_owners(program: &Program, in_place: &[bool]) -> Vec<ValueId> {
     let mut owners: Vec<ValueId> = (0..program.values.len()).map(ValueId::new).collect();
     for (node, in_place) in program.nodes.iter().zip(in_place) {
@@ -261,7 +263,7 @@ fn last_uses(program: &Program, owners: &[ValueId]) -> HashMap<ValueId, usize> {
             last_uses.insert(owners[id.index()], index);
         }
     }
-    // The host copies an output after its segment, before another segment runs.
+    // The host copies an output after its segment and before the next one.
     for output in &program.outputs {
         let Some(Origin::Node(node)) = program.values.get(output.index()).map(|value| &value.origin) else {
             continue;
@@ -274,7 +276,7 @@ fn last_uses(program: &Program, owners: &[ValueId]) -> HashMap<ValueId, usize> {
     last_uses
 }
 
-/// Places results first-fit by their lifetimes: a result may reuse the memory of another that no later call uses.
+/// First-fit allocation by lifetime: a result may reuse the memory of another one that no later call uses.
 fn place_results(
     program: &Program,
     calls: &[ValidCall],
@@ -292,7 +294,7 @@ fn place_results(
             if owner != *result {
                 continue;
             }
-            // Even an empty result gets a byte of its own, so that no two results share storage.
+            // Even an empty result gets one byte, so that no two live results have the same address.
             let bytes = desc.bytes()?.max(1).next_multiple_of(alignment);
             live.sort_by_key(|(range, _)| range.start);
             let mut start = 0;

@@ -13,7 +13,7 @@ use dsrun_core::{
     program::{Origin, Program, Value},
 };
 
-/// Counts the memory of an engine for a program with these sizes.
+/// Computes the memory plan of an engine for a program with these sizes.
 ///
 /// # Errors
 /// If the device cannot say how large a packed weight is, or a size overflows.

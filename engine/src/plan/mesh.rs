@@ -1,4 +1,4 @@
-//! Plans an engine whose model is split over several devices, in one process or in several: one rank for each.
+//! Plans an engine whose model is split over several devices, one rank per device, in one process or several.
 
 use super::{
     EnginePlan, FollowerPlan,
@@ -26,19 +26,19 @@ use std::{sync::Arc, thread, time::Duration};
 /// The time in which all ranks have to join their group.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The micro-batches for each stage that a prompt of a whole step is processed in. With so many the stages idle for less than a fifth
-/// of the time, by the rule of GPipe (Huang et al., 2019, section 2.3).
+/// The number of micro-batches per stage into which a prompt of a full step is divided. With 4 the pipeline bubble is below one
+/// fifth (GPipe, Huang et al., 2019, section 2.3).
 const PROMPT_MICRO_BATCHES: usize = 4;
 
 impl EnginePlan {
-    /// Plans an engine for a model that is split over devices: into as many stages as [`EngineOptions::pipeline`] says, and each
-    /// stage by tensor parallelism over its share of the devices. The devices are ranks in this order; the plan is that of rank 0
-    /// and holds those of the others. With one device this is [`Self::new`].
+    /// Plans an engine for a model that is split over devices: into the pipeline stages of [`EngineOptions::pipeline`], and each
+    /// stage by tensor parallelism over its share of the devices. Device `i` is rank `i`; the returned plan is that of rank 0 and
+    /// contains those of the others. With one device this is [`Self::new`].
     ///
     /// The ranks join their group, and nothing else is allocated.
     ///
     /// # Errors
-    /// As [`Self::new`]; if a device has no collectives, or no split of the model fits into the memory of a rank.
+    /// Same as [`Self::new`]; if a device has no collectives, or no split of the model fits into the memory of a rank.
     pub fn on_devices(model: &Model, devices: &[Arc<dyn Device>], options: &EngineOptions) -> Result<Self> {
         match devices {
             [only] if options.pipeline.count() == 1 => Self::new(model, &**only, options),
@@ -51,7 +51,8 @@ impl EnginePlan {
     /// [follow](Self::follow).
     ///
     /// # Errors
-    /// As [`Self::on_devices`]; if the processes differ in their version, their options or their model. All processes get an error.
+    /// Same as [`Self::on_devices`]; if the processes differ in their version, their options or their model. All processes return
+    /// an error.
     pub fn on_processes(
         model: &Model,
         devices: &[Arc<dyn Device>],
@@ -104,10 +105,11 @@ impl EnginePlan {
         let program = StepPrograms::quantized(model, preferred_type(&*devices[0]), options)?;
         let host = all.iter().any(|process| process.host);
         let free = all.iter().filter_map(|process| process.free).min();
-        // Layers that do not fit are streamed, each rank's from its own share of the host's memory.
+        // Layers that do not fit are streamed; each rank streams its own part from host memory, so free device memory is no
+        // limit.
         let free = free.filter(|_| options.weights_in != WeightsIn::Host);
         let costs = if host { MeshCosts::HOST } else { MeshCosts::ACCELERATORS };
-        // Fewer pages are planned if they do not fit, but one request has its whole context.
+        // Fewer pages are planned if needed, but at least enough for the whole context of one request.
         let smallest = FixedSizes { pages: fixed.pages.min(fixed.blocks), ..fixed };
         let mut programs = mesh_programs(&program, shape, options, &costs, &limits.sizes(smallest), free)?;
         let places: Vec<usize> = all.iter().map(|process| process.ranks).collect();
@@ -118,7 +120,7 @@ impl EnginePlan {
             let plan = Self::of_program(program, longest, &**device, options, Some(mesh))?;
             plans.push(plan.fit_to_memory(&**device)?);
         }
-        // Ranks share one block table, so the rank with the fewest pages decides.
+        // Ranks share one block table, so all use the number of pages of the rank with the fewest.
         let mut pages = plans.iter().map(|plan| plan.fixed.pages).min().unwrap_or(fixed.pages);
         if let Some(processes) = processes {
             pages = processes.gather("comparing memory", &pages)?.into_iter().min().unwrap_or(pages);
@@ -163,17 +165,17 @@ impl EnginePlan {
         self.programs.mesh().is_none_or(|mesh| mesh.stage() + 1 == mesh.stages())
     }
 
-    /// The number of groups that requests that generate are divided into, which take turns: as many as there are stages.
+    /// The number of micro-batches into which generating requests are divided: one for each stage.
     pub(crate) fn micro_batches(&self) -> usize {
         if self.options.launch_ahead { self.stages() } else { 1 }
     }
 
-    /// The most steps that are in flight: with several stages one for each, otherwise the one that is read next and the one after it.
+    /// The maximum number of steps in flight: one per stage with several stages, otherwise two.
     pub(crate) fn steps_in_flight(&self) -> usize {
         Self::depth(self.options.launch_ahead, self.stages())
     }
 
-    /// As [`Self::steps_in_flight`].
+    /// Same as [`Self::steps_in_flight`].
     pub(crate) fn depth(launch_ahead: bool, stages: usize) -> usize {
         match (launch_ahead, stages) {
             (false, _) => 1,
@@ -182,8 +184,8 @@ impl EnginePlan {
         }
     }
 
-    /// The most tokens of a step. With several stages, prompts are processed in many steps that follow each other through the stages,
-    /// as long as a step does not take longer to read weights than to compute with them.
+    /// The maximum number of tokens of a step. With several stages, prompts are divided into micro-batches to fill the pipeline,
+    /// but these stay large enough to be compute-bound.
     pub(crate) fn micro_batch_tokens(
         tokens: usize,
         stages: usize,
@@ -209,17 +211,17 @@ impl EnginePlan {
     }
 }
 
-/// What processes have to know about each other's ranks.
+/// What processes exchange about their ranks.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 struct RanksOfProcess {
     ranks: usize,
-    /// Whether a rank computes in the memory of the host.
+    /// Whether a rank's device uses host memory.
     host: bool,
     /// The bytes that are free on the rank that has the fewest.
     free: Option<u64>,
 }
 
-/// The mesh of so many ranks.
+/// The mesh shape for this number of ranks.
 ///
 /// # Errors
 /// If the ranks are not a multiple of the stages.
@@ -253,7 +255,8 @@ fn groups(shape: MeshShape) -> Vec<Group> {
     groups
 }
 
-/// Joins the devices to the groups of the mesh, as its ranks from `first` on. `places` has the number of ranks of each process.
+/// Joins the devices to the groups of the mesh as the ranks `first`, `first + 1`, ... `places` is the number of ranks of each
+/// process.
 fn join(
     devices: &[Arc<dyn Device>],
     first: usize,
@@ -272,7 +275,7 @@ fn join(
     };
     let groups = groups(shape);
     let own = first..first + devices.len();
-    // The process of a group's first rank makes its id.
+    // The process of a group's first rank creates the group's id.
     let make = |group: &Group| -> Result<Vec<u8>, Error> {
         let maker = group.ranks[0];
         if !own.contains(&maker) {
@@ -292,7 +295,7 @@ fn join(
     let id = |(index, group): (usize, &Group)| {
         let process = starts.partition_point(|start| *start <= group.ranks[0]).saturating_sub(1);
         let id = all.get(process).and_then(|ids| ids.get(index)?.first_chunk());
-        let unmade = || Error::internal(format!("process {process} has made no group"));
+        let unmade = || Error::internal(format!("process {process} has created no group"));
         id.copied().map(GroupId).ok_or_else(unmade)
     };
     let ids = groups.iter().enumerate().map(id).collect::<Result<Vec<_>, _>>()?;

@@ -29,7 +29,7 @@ pub(crate) fn mesh_programs(
     let stages = match shape.pipeline {
         1 => vec![program.clone()],
         _ => {
-            // Within a stage the ranks divide most weights evenly.
+            // Within a stage, most weights are divided evenly over the ranks.
             let limit = free.map(|free| free.saturating_mul(shape.tensor as u64));
             let stages = partition(program, &options.pipeline, costs, sizes, limit)?;
             for (stage, own) in stages.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The mesh of devices that a model is split over, and the place of a rank in it.
+//! The mesh of devices that a model is split over, and the position of a rank in it.
 
 use crate::passes::partition::stage_of_rank;
 use dsrun_core::{Error, collective::Comm, op::MeshAxis};
@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 /// The number of ranks along each axis of the mesh that a model is split over.
 ///
-/// Ranks with consecutive numbers are those of one stage, so that they are near each other: tensor parallelism exchanges most.
+/// The ranks of a stage have consecutive numbers, so that they are close in the topology: tensor parallelism exchanges the most
+/// data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MeshShape {
     /// Ranks that divide every layer of a stage.
@@ -32,7 +33,7 @@ impl MeshShape {
         stage_of_rank(rank / self.tensor, self.pipeline)
     }
 
-    /// The place of a rank among those of its stage.
+    /// The index of a rank within its stage.
     pub(crate) fn shard(self, rank: usize) -> usize {
         rank % self.tensor
     }
@@ -97,7 +98,7 @@ impl MeshRank {
     /// Reports whether a group of the rank has failed.
     ///
     /// # Errors
-    /// The error of the group. Its members have numbers of their own, so the message says which ranks of the mesh they are.
+    /// The error of the group. Its members are numbered within the group, so the message adds their ranks in the mesh.
     pub(crate) fn status(&self) -> Result<(), Error> {
         MeshAxis::ALL.iter().try_for_each(|axis| {
             let Some(comm) = self.comm(*axis) else { return Ok(()) };
@@ -114,7 +115,7 @@ impl MeshRank {
         })
     }
 
-    /// Makes every wait of the rank, and of those it waits for, fail at once with this reason.
+    /// Aborts all groups of the rank: every wait of it and of the other members fails at once with this reason.
     pub(crate) fn abort(&self, reason: &str) {
         self.comms.iter().flatten().for_each(|comm| comm.abort(reason));
     }

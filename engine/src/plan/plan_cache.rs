@@ -35,10 +35,10 @@ impl PlanCache {
     }
 }
 
-/// A key that is equal for descriptions with equal plans. Descriptions have no order or hash (attributes are floats), but their
-/// debug text shows every field.
+/// A cache key of a description. Descriptions implement neither `Hash` nor `Ord` (attributes contain floats), but their debug
+/// output shows every field.
 pub(crate) fn plan_key(desc: &CallDesc) -> String {
-    // The members of a group have no name, and their debug text changes while they run.
+    // A communicator is identified by its address: it has no name, and its debug output changes while it runs.
     let group = desc.comm.as_ref().map(Arc::as_ptr);
     format!("{} {:?} {:?} {group:?}", desc.op, desc.operands, desc.results)
 }

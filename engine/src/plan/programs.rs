@@ -1,4 +1,4 @@
-//! From a model to the programs of an engine's steps: quantised, fused and pruned.
+//! Builds the programs of an engine's steps from a model: quantised, fused and pruned.
 
 use super::{
     bucket::{Bucket, FixedSizes},
@@ -29,11 +29,11 @@ use std::{collections::HashMap, sync::Arc};
 /// The programs of an engine's steps, after all passes. They have the same weights and states.
 #[derive(Debug)]
 pub(crate) struct StepPrograms {
-    /// Runs steps in which every row is an output row: all that generate, and nothing else.
+    /// For steps in which every row is an output row, that is, decode-only steps.
     all_rows: Arc<Program>,
-    /// Runs all other steps: the end of the last layer is computed for the output rows only.
+    /// For all other steps: computes the end of the last layer for the output rows only.
     pruned: Arc<Program>,
-    /// Whether the calls of a step may become larger regions, which depend on the size of the step.
+    /// Whether calls may be merged into larger regions that depend on the size of the step.
     merge: bool,
     /// The groups that collectives run over, if the programs are those of a rank.
     mesh: Option<MeshRank>,
@@ -59,8 +59,7 @@ impl StepPrograms {
         quantized(&program, model, options)
     }
 
-    /// Applies the passes for a device to a quantised program, or to that of a rank whose collectives run over the groups of
-    /// `mesh`.
+    /// Applies the passes for a device to a quantised program. With `mesh` it is the program of one rank.
     ///
     /// # Errors
     /// If the device refuses a query.
@@ -79,7 +78,7 @@ impl StepPrograms {
         }
         let pruned = Arc::new(prune_unused_rows(&program)?);
         let (all_rows, layers) = (Arc::new(program), HashMap::new());
-        // A region may skip the rounding of a value inside it, so that regions that differ between steps give other bits.
+        // A region may keep an intermediate value unrounded, so different regions in different steps would give different bits.
         let merge = options.fuse && !options.batch_invariant;
         Ok(Self { all_rows, pruned, merge, mesh, layers })
     }
@@ -107,13 +106,13 @@ impl StepPrograms {
         Ok(Arc::new(merge(program, &mut native)?))
     }
 
-    /// Keeps regions from reading the weights of several layers, whose numbers are given by the names of their weights: those of
-    /// streamed layers are not on the device at the same time.
+    /// Prevents regions that read weights of several layers, because the weights of streamed layers are not on the device at the
+    /// same time. `layers` has the layer of each weight, by name.
     pub(super) fn keep_layers_apart(&mut self, layers: HashMap<String, usize>) {
         self.layers = layers;
     }
 
-    /// Whether a call reads streamable weights of one layer at most.
+    /// Whether a call reads streamable weights of at most one layer.
     fn is_in_one_layer(&self, program: &Program, call: &Call) -> Result<bool, Error> {
         let mut first = None;
         for id in call.operands.iter().flatten() {
@@ -125,7 +124,7 @@ impl StepPrograms {
         Ok(true)
     }
 
-    /// The program of the steps of a bucket, whose regions are the same at all sizes.
+    /// The program of the steps of a bucket, before size-dependent merging.
     pub(crate) fn of(&self, bucket: Bucket) -> &Arc<Program> {
         if bucket.all_rows { &self.all_rows } else { &self.pruned }
     }
@@ -151,7 +150,7 @@ pub(super) fn preferred_type(device: &dyn Device) -> DType {
     device.properties().dtypes.first().copied().unwrap_or(DType::F32)
 }
 
-/// Quantises a program as the policy says, smoothed first if it asks for that, and otherwise as the checkpoint says.
+/// Quantises a program by the policy, smoothed first if the policy says so; without a policy as the checkpoint intends.
 fn quantized(program: &Program, model: &Model, options: &EngineOptions) -> Result<Program> {
     let source = &**model.weights();
     let read = |expr: &WeightExpr| {
@@ -166,8 +165,8 @@ fn quantized(program: &Program, model: &Model, options: &EngineOptions) -> Resul
     Ok(quantize(&smoothed, policy, &|tensor| source.quantises_inputs(tensor)).map_err(in_pass)?)
 }
 
-/// Fuses calls into regions that the device has kernels for at the largest and at the smallest step, and if `invariant`, whose rows
-/// do not depend on each other.
+/// Fuses calls into regions that the device has kernels for in both the largest and the smallest step. With `invariant`, the
+/// kernels must be batch-invariant, too.
 fn fuse_for_device(
     program: &Program,
     device: &dyn Device,

@@ -1,7 +1,7 @@
-//! The parts of a program that the engine knows by name: sizes, segments, inputs, outputs and states.
+//! The interface between the engine and programs: named sizes, segments, inputs, outputs and states.
 //!
-//! Programs are text and name these parts by strings ([`dsrun_models::step`] defines the names). The engine parses each name once,
-//! when it lays out a step, and uses the enums of this module from there on.
+//! Programs name these by strings, which [`dsrun_models::step`] defines. The engine parses each name once, when it lays out a
+//! step, and then uses the enums of this module.
 
 use dsrun_core::{
     Size,
@@ -107,7 +107,7 @@ impl SegmentSet {
 names! {
     /// An input that the host uploads before a step.
     enum StepInput {
-        /// The rows of the request table that take part; -1 is a padded sequence.
+        /// The row of the request table of each sequence; -1 marks a padding sequence.
         Requests = "step_request",
         /// The number of tokens of each sequence.
         Lengths = "step_length",
@@ -117,9 +117,9 @@ names! {
         PromptIds = "prompt_ids",
         /// The output rows.
         Rows = "rows",
-        /// The request that each output row samples for; -1 computes logits only.
+        /// The request that each output row samples for; -1 if only its logits are needed.
         RowRequests = "row_request",
-        /// The request whose last token the sampled one becomes; -1 reports the token only.
+        /// The request whose last token on the device is set to the sampled one; -1 if the token is only reported.
         CommitRequests = "commit_request",
         /// Where the output rows of each sequence start in `Rows`.
         RowStarts = "wanted_start",
@@ -155,7 +155,7 @@ names! {
         LimitedIds = "limited_ids",
         /// The logarithms of their probabilities.
         LimitedLogProbabilities = "limited_log_probability",
-        /// What the classification head of an encoder makes of the output rows.
+        /// The scores that the classification head of an encoder computes for the output rows.
         Scores = "scores",
     }
 }
@@ -180,7 +180,7 @@ impl StepOutput {
 }
 
 names! {
-    /// A state that the host writes: a column of the request table, or a vector beside it.
+    /// A state that the host writes: a column of the request table, or a separate vector.
     enum StepState {
         /// Tokens of each request in the KV cache.
         Length = "length",

@@ -1,4 +1,4 @@
-//! The work of a step: bytes it reads from memory, and the products of a prompt.
+//! Counts the work of a step: bytes read from memory, and multiply-adds of a prompt.
 
 use super::{
     EnginePlan,
@@ -17,16 +17,16 @@ use dsrun_core::{
 /// Bytes that a step of generation reads from memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepTraffic {
-    /// Bytes of weights, read once per step whatever the batch; of experts, those that are expected to be chosen.
+    /// Bytes of weights, read once per step; for experts, only those expected to be chosen.
     pub weights: u64,
     /// Bytes of KV cache, read for each token of a request's context.
     pub kv_per_token: u64,
 }
 
 impl EnginePlan {
-    /// Counts the bytes that a step of generation for `requests` requests has to read: every matrix of a product, and the caches. Of the
-    /// matrices of experts these are the ones that some token is expected to choose. An embedding that is only looked up, vectors and
-    /// activations are left out as too small to matter.
+    /// Counts the bytes that a decode step of `requests` requests has to read: the weights of matrix products, and the KV cache.
+    /// Of experts, only those expected to be chosen by some token are counted. Embedding lookups, vectors and activations are
+    /// negligible and not counted.
     ///
     /// # Errors
     /// If the device cannot say how large a packed weight is.
@@ -58,7 +58,7 @@ impl EnginePlan {
     /// attention included. Each is two floating-point operations.
     pub fn prompt_products(&self, tokens: usize) -> u64 {
         let (program, mut products) = (self.programs.pruned(), 0);
-        // Few steps need hidden states, so their segment is left out.
+        // Few steps need hidden states, so the `embed` segment is not counted.
         let forward = |segment: usize| program.segments[segment].name == StepSegment::Forward.name();
         for node in program.nodes.iter().filter(|node| forward(node.segment)) {
             let value = |id: Option<ValueId>| program.values.get(id?.index());
@@ -85,8 +85,8 @@ impl EnginePlan {
                 }
                 continue;
             };
-            // Each query of a decoder attends to half of the prompt on average, the last one to all of it, as every query of an encoder
-            // does: one product for its scores and one for its values.
+            // Two products, for scores and values. A query of a decoder attends to half of the prompt on average; the last one,
+            // and every query of an encoder, attends to all of it.
             let query = value(node.call.operands[0]).and_then(Value::tensor_type);
             let features = query.and_then(|query| query.shape[1].known()).unwrap_or(0);
             let keys = if rows == 1 || both_sides { tokens } else { tokens / 2 };
@@ -98,7 +98,7 @@ impl EnginePlan {
     }
 }
 
-/// The experts whose matrices a call, or a primitive in its region, multiplies with; `None` if the weight is no expert's.
+/// The experts of a weight that a call, or a call in its region, multiplies with; `None` if it is not a weight of experts.
 fn experts_of(program: &Program, call: &Call, weight: ValueId) -> Option<Experts> {
     let index = call.operands.iter().position(|operand| *operand == Some(weight))?;
     let slots_of = |value_type: &OperandType| match value_type {
@@ -124,7 +124,7 @@ fn experts_of(program: &Program, call: &Call, weight: ValueId) -> Option<Experts
     }
 }
 
-/// Whether a call, or a primitive in its region, multiplies with a weight. `embed` only looks up rows of it.
+/// Whether a call, or a call in its region, multiplies with a weight; `embed` only looks up rows.
 fn multiplies(call: &Call, weight: ValueId) -> bool {
     let Some(index) = call.operands.iter().position(|operand| *operand == Some(weight)) else { return false };
     match &call.op {

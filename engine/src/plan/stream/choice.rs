@@ -1,15 +1,15 @@
-//! Which layers are streamed, and the sizes of the ring of slots that they pass through.
+//! Chooses which layers are streamed, and the size of the ring buffer that they are copied to.
 
 use super::layers::{Layer, layers};
 use crate::error::Result;
 use dsrun_core::{Error, WeightType, device::Device, kernels::WeightDesc, program::Program};
 use std::collections::HashMap;
 
-/// Bytes of a layer from which on the ring has two slots. Copies of smaller layers end often enough that more slots hide more of
-/// what delays a step.
+/// For layers of at least this many bytes the ring has two slots. Copies of smaller layers are short, so more slots are
+/// needed to hide delays of a step.
 const LARGE_LAYER: usize = 256 << 20;
 
-/// The repeating layers of a program, and what they take on a device.
+/// The repeating layers of a program, and their size on a device.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamableLayers {
     layers: Vec<StreamedLayer>,
@@ -20,7 +20,7 @@ pub(crate) struct StreamableLayers {
 pub(crate) struct StreamedLayer {
     /// Its packed weights, side by side.
     pub(crate) weights: Vec<PlacedWeight>,
-    /// Bytes of all of them with the gaps that alignment takes.
+    /// Bytes of all of them, with padding for alignment.
     pub(crate) bytes: usize,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct StreamedLayer {
 pub(crate) struct PlacedWeight {
     /// The name of the value.
     pub(crate) name: String,
-    /// The description that it is adopted by: its memory is written again.
+    /// The description by which the slot memory is adopted as a weight; it is not constant, because the slot is overwritten.
     pub(crate) desc: WeightDesc,
     /// Where it begins.
     pub(crate) offset: usize,
@@ -88,7 +88,7 @@ impl StreamableLayers {
         self.layers.iter().map(packed_bytes).sum()
     }
 
-    /// The numbers of slots that a ring may have, the best first.
+    /// The possible numbers of slots, the best first.
     pub(crate) fn slot_counts(&self) -> Vec<usize> {
         let best = if self.slot_bytes() >= LARGE_LAYER { 2 } else { 4 };
         (1..=best.min(self.layers.len())).rev().collect()
@@ -99,8 +99,8 @@ impl StreamableLayers {
         self.layers.iter().map(|layer| layer.bytes).max().unwrap_or(0)
     }
 
-    /// Streams as few layers as the device has no room for, with this many slots. `room` is what the ring and the layers that stay on
-    /// the device may take; at most `most_resident` layers stay. `None` if there is too little room.
+    /// Streams as few layers as possible with this many slots. `room` is the memory in bytes for the ring and the resident
+    /// layers; at most `most_resident` layers are resident. `None` if there is too little room.
     pub(crate) fn choose(&self, slots: usize, room: u64, most_resident: usize) -> Option<StreamPlan> {
         let all = self.layers.len();
         let multiples = (1..=all / slots).map(|rounds| rounds * slots);
@@ -110,12 +110,13 @@ impl StreamableLayers {
             .find_map(|streamed| Some(self.split(slots, streamed)).filter(|plan| plan.device_bytes() <= room))
     }
 
-    /// Streams all layers but those that remain if the number of slots does not divide their number.
+    /// Streams as many layers as possible: the largest multiple of the number of slots.
     pub(crate) fn all(&self, slots: usize) -> StreamPlan {
         self.split(slots, self.layers.len() / slots * slots)
     }
 
-    /// Streams this many layers; those that stay on the device are spread evenly between them, so that their time hides copies.
+    /// Streams this many layers. The resident layers are spread evenly between them, so that copies overlap with their
+    /// computation.
     fn split(&self, slots: usize, streamed: usize) -> StreamPlan {
         let all = self.layers.len();
         let is_streamed = |index: usize| (index + 1) * streamed / all > index * streamed / all;
@@ -136,7 +137,7 @@ impl StreamableLayers {
     }
 }
 
-/// The layers that are streamed, and the ring of slots that they pass through.
+/// The layers that are streamed, and the ring buffer that they are copied to.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamPlan {
     /// The streamed layers in the order of a step; a multiple of the number of slots.

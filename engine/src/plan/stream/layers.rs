@@ -1,9 +1,10 @@
-//! The repeating layers of a program, found by what repeats in it.
+//! Finds the repeating layers of a program.
 //!
-//! Each layer has one call of a certain kind, where kinds are told apart by the op and the shapes of the packed weights. Formats do
-//! not count: files mix them from layer to layer. A layer reaches from that call as far back and forth as its neighbours have the same
-//! calls there. Of all kinds that repeat, the one is taken that divides the program into layers of the same calls, leaves the fewest
-//! bytes outside the layers and has the smallest largest layer, as long as layers are about even.
+//! The search tries every kind of call as an anchor that occurs once per layer. Calls are of one kind if they have the same op
+//! and packed weights of the same shapes; formats may differ, because files mix them from layer to layer. A layer extends from
+//! its anchor backwards and forwards as far as the calls around neighbouring anchors agree. Of all anchors that give layers of
+//! equal calls and about even size, the one is taken that leaves the fewest bytes outside the layers, then the one with the
+//! smallest largest layer.
 
 use super::super::step_interface::StepSegment;
 use dsrun_core::{
@@ -12,7 +13,7 @@ use dsrun_core::{
 };
 use std::{collections::HashMap, ops::Range};
 
-/// How far the largest layer may be above the mean: one half.
+/// The largest layer may be at most this ratio times the mean.
 const UNEVEN: (u64, u64) = (3, 2);
 
 /// The packed weights of a layer, in the order in which calls use them.
@@ -31,7 +32,7 @@ struct WeightCall {
 /// The repeating layers of a program, in order; none if nothing repeats. `bytes` says how large a packed weight is.
 ///
 /// # Errors
-/// Those of `bytes`.
+/// The errors of `bytes`.
 pub(super) fn layers(program: &Program, bytes: &dyn Fn(&WeightType) -> Result<usize>) -> Result<Vec<Layer>> {
     let calls = weight_calls(program, bytes)?;
     let all: u64 = calls.iter().map(|call| call.bytes).sum();
@@ -42,11 +43,11 @@ pub(super) fn layers(program: &Program, bytes: &dyn Fn(&WeightType) -> Result<us
     let candidate = |starts: &Vec<usize>| {
         let (first, second) = (*starts.first()?, *starts.get(1)?);
         let same = |(a, b): &(usize, usize)| calls[*a].kind == calls[*b].kind;
-        // The first layer begins where the second one does; what is in front of it is the beginning of the program.
+        // The first layer begins at the same call as the second one; earlier calls belong to no layer.
         let back = (0..first).rev().zip((first..second).rev()).take_while(same).count();
         let starts: Vec<usize> = starts.iter().map(|start| start - back).collect();
         let (last, before) = (*starts.last()?, *starts.iter().rev().nth(1)?);
-        // The last layer has what the layer before it has; what follows is the end of the program.
+        // The last layer has the same calls as the layer before it; later calls belong to no layer.
         let end = last + (before..last).zip(last..calls.len()).take_while(same).count();
         let ends = starts.iter().skip(1).copied().chain([end]);
         let ranges: Vec<_> = starts.iter().copied().zip(ends).map(|(start, end)| start..end).collect();

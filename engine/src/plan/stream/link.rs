@@ -1,4 +1,4 @@
-//! The rate of copies from the host, and the prediction of a step's time.
+//! Measures the rate of copies from the host, and predicts the time of a step.
 
 use super::choice::{PlacedWeight, StreamPlan};
 use crate::{error::Result, memory::Bytes};
@@ -8,13 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes of the buffers that are copied, if the device has them to spare.
+/// Bytes of the measurement buffers, if the device has that much free memory.
 const BUFFER: usize = 64 << 20;
-/// Bytes that a measurement copies, and those of a device whose memory is the host's, whose copies are slower.
+/// Bytes copied per measurement, for a device with its own memory and for one that uses host memory, where copies are slower.
 const MEASURED: [usize; 2] = [512 << 20, 64 << 20];
 /// Bytes of a copy.
 const PIECE: usize = 16 << 20;
-/// Measurements, of which the fastest counts.
+/// The number of measurements; the fastest is used.
 const REPEATS: usize = 3;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -55,7 +55,7 @@ fn rate(
 ) -> Result<f64> {
     let rounds = rounds.clamp(1, 256);
     let mut best = f64::INFINITY;
-    // The first time is not counted.
+    // The first run is a warm-up and is not counted.
     for repeat in 0..=REPEATS {
         let start = Instant::now();
         for _ in 0..rounds {
@@ -72,8 +72,8 @@ fn rate(
     Ok((rounds * source.bytes) as f64 / best.max(1e-9))
 }
 
-/// The predicted time of a step that streams weights. A step takes as long as the longer of its copies and its reads of device
-/// memory; arithmetic, which binds large batches, is left out.
+/// The predicted time of a step that streams weights: the maximum of the time of its copies and of its reads of device memory.
+/// Arithmetic, which limits large batches, is not modelled.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct StreamForecast {
     /// Layers whose weights are copied to the device in every step.
@@ -90,24 +90,24 @@ pub struct StreamForecast {
     pub rates: LinkRates,
     /// Requests that run side by side.
     pub requests: usize,
-    /// Requests whose whole context the KV cache holds, if those are fewer.
+    /// The number of requests whose whole context fits into the KV cache; at most `requests`.
     pub kv_requests: usize,
     /// The seconds of a step's copies.
     pub link_seconds: f64,
     /// The seconds in which a step of one request reads its weights and KV cache from device memory.
     pub memory_seconds_alone: f64,
-    /// The same with all requests, in the middle of their contexts.
+    /// The same with all requests, each with half of its context.
     pub memory_seconds: f64,
     /// The number of requests above which a byte of device memory is worth more as a resident weight than as KV cache.
     pub threshold: f64,
-    /// Whether the weights have 16 bits or more, on the mean.
+    /// Whether the weights have at least 16 bits on average.
     wide: bool,
 }
 
 /// What a step with streamed layers reads and how many requests it serves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamedStep {
-    /// Bytes of weights that a step reads, of one request and of all whose context the KV cache holds.
+    /// Bytes of weights that a step reads: with one request, and with `kv_requests` requests.
     pub(crate) weights: [u64; 2],
     /// Bytes of KV cache for each token of a request's context.
     pub(crate) kv_per_token: u64,

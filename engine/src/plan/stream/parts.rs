@@ -1,4 +1,4 @@
-//! The parts of a step that are launched between copies.
+//! Divides a step into parts, each launched when its streamed weights have arrived.
 
 /// A run of calls that is launched as one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,11 +21,11 @@ pub(crate) enum Reads {
 }
 
 /// Divides calls into parts: one for each streamed layer, from the first call that reads its weights to the last, and others for
-/// calls that read resident weights only. Calls in between that read no weights belong to the layer before them: they take little
-/// time, and a part of their own would cost a launch.
+/// calls that read resident weights only. Calls without weights belong to the part before them: they are short, and a separate
+/// part would cost a launch.
 pub(crate) fn parts(reads: impl IntoIterator<Item = Reads>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
-    // Calls behind the last part that have no place yet, and whether they read resident weights.
+    // Calls after the last part that are not assigned yet, and whether any of them reads resident weights.
     let (mut open, mut resident) = (Vec::new(), false);
     for (call, reads) in reads.into_iter().enumerate() {
         let Reads::Streamed(layer) = reads else {

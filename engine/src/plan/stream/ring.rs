@@ -1,9 +1,9 @@
-//! The ring of slots that streamed layers pass through, and the copies to it.
+//! The ring buffer that streamed layers are copied to, and the copies.
 //!
-//! Two streams work side by side. The copy stream waits until a slot is free, copies a layer to it in pieces, and records that it is
-//! full. The stream of the steps waits until the slot of a layer is full, runs the layer, and records that the slot is free. As soon
-//! as a layer is launched, the copy of the layer that has its slot next is enqueued, those of the next step behind the last layers of
-//! this one, so copies go on while a step ends and the next one begins.
+//! Two streams run concurrently. The copy stream waits until a slot is free, copies a layer to it in chunks, and records the
+//! slot's `full` event. The compute stream waits for `full`, runs the layer, and records the slot's `free` event. As soon as a
+//! layer is launched, the copy of the next layer for its slot is enqueued. After the last layers of a step these are layers of
+//! the next step, so copies continue across steps.
 
 use super::choice::{PlacedWeight, StreamPlan, StreamedLayer};
 use crate::{error::Result, memory::Bytes};
@@ -14,14 +14,15 @@ use dsrun_core::{
 };
 use std::{collections::HashMap, sync::Arc};
 
-/// Bytes of a copy. Uploads of a step wait for the copy in front of them, so copies are not much larger than the link needs.
+/// Bytes of one copy. A step's uploads queue behind the copy in progress, so copies are only as large as needed to saturate the
+/// link.
 const PIECE: usize = 16 << 20;
 
 /// The packed weights of streamed layers in pinned host memory.
 #[derive(Debug)]
 pub(crate) struct WeightImages {
     layers: Vec<Image>,
-    /// The place of each weight: the number of its layer, and of the weight in it.
+    /// The position of each weight: the index of its layer, and of the weight in the layer.
     places: HashMap<String, (usize, usize)>,
 }
 
@@ -33,7 +34,7 @@ struct Image {
 }
 
 impl WeightImages {
-    /// Images of the layers of a plan, for which nothing is allocated yet.
+    /// Makes the images of the layers of a plan. Nothing is allocated yet.
     pub(crate) fn new(plan: &StreamPlan) -> Self {
         let mut places = HashMap::new();
         for (number, layer) in plan.layers.iter().enumerate() {
@@ -82,7 +83,7 @@ impl WeightImages {
     }
 }
 
-/// The error of host memory that cannot be pinned: what the driver calls out of memory is not the device's.
+/// The error for host memory that cannot be pinned. The driver reports it as out of memory, as if device memory were short.
 fn cannot_pin(error: &Error, layer: usize, layers: usize, bytes: usize) -> Error {
     let message = format!(
         "{} of host memory for the weights of layer {} of {layers} cannot be pinned: {}\nhint: free host memory, raise the limit on \
@@ -97,7 +98,7 @@ fn cannot_pin(error: &Error, layer: usize, layers: usize, bytes: usize) -> Error
 /// Packed weights, each with its name.
 type NamedWeights = Vec<(String, Arc<dyn PackedWeight>)>;
 
-/// The slots on the device, and the stream that fills them.
+/// The ring buffer of slots on the device, and the stream that fills it.
 #[derive(Debug)]
 pub(crate) struct WeightRing {
     copies: Box<dyn Stream>,
@@ -114,17 +115,17 @@ pub(crate) struct WeightRing {
 #[derive(Debug)]
 struct Slot {
     memory: BufferSlice,
-    /// Recorded behind the copy of a layer.
+    /// Recorded after the copy of a layer.
     full: Arc<dyn Event>,
-    /// Recorded behind the calls that read the layer.
+    /// Recorded after the calls that read the layer.
     free: Arc<dyn Event>,
     /// Whether `free` was ever recorded.
     used: bool,
 }
 
 impl WeightRing {
-    /// Allocates the slots, and begins to copy the first layers. All weights are in their images. Returns the weights that calls are
-    /// bound to, by their names.
+    /// Allocates the slots, and starts copying the first layers. All images must be complete. Returns the weights to bind calls
+    /// to, by name.
     ///
     /// # Errors
     /// If the device has too little memory, or cannot adopt packed weights.
@@ -164,16 +165,16 @@ impl WeightRing {
         self.copied
     }
 
-    /// Makes what is enqueued next on the stream of the steps wait for the weights of a layer.
+    /// Makes the compute stream wait for the weights of a layer.
     ///
     /// # Errors
     /// If layers do not run in their order, which is a defect; if the device failed.
     pub(crate) fn acquire(&mut self, layer: usize, stream: &mut dyn Stream) -> Result<()> {
         if layer != self.next {
-            // A step that failed has left the ring in the middle: the next one begins anew.
+            // A failed step has left the ring in the middle of the layers, so it is refilled from the first layer.
             if layer != 0 {
                 let message =
-                    format!("streamed layer {layer} runs when it is the turn of layer {}", self.next);
+                    format!("streamed layer {layer} runs out of order, expected layer {}", self.next);
                 return Err(Error::internal(message).into());
             }
             for slot in &mut self.slots {
@@ -185,7 +186,8 @@ impl WeightRing {
         Ok(stream.wait(&*self.slot(layer).full)?)
     }
 
-    /// Records that the calls of a layer are enqueued, and enqueues the copy of the layer that has its slot next.
+    /// Records that the slot of a layer becomes free after the calls enqueued so far, and enqueues the copy of the next layer for
+    /// this slot.
     ///
     /// # Errors
     /// If the device failed.
@@ -204,7 +206,7 @@ impl WeightRing {
         (0..self.slots.len()).try_for_each(|layer| self.fill(layer))
     }
 
-    /// Enqueues the copy of a layer to its slot, once that is free.
+    /// Enqueues the copy of a layer to its slot; the copy stream first waits until the slot is free.
     fn fill(&mut self, layer: usize) -> Result<()> {
         let slot = &self.slots[layer % self.slots.len()];
         if slot.used {
