@@ -13,7 +13,7 @@
 //! | `plan` | what is decided before anything is allocated: programs, buckets, layouts, memory; compiled steps |
 //! | `kv_cache` | pages of the KV cache, the prefixes they keep, swapping to host memory |
 //! | `schedule` | which sequences take part in a step; knows no device |
-//! | [`planner`] | forecasts for devices that need not be here: memory, time, timelines |
+//! | [`planner`] | forecasts for devices that need not be present: memory, time, timelines |
 //! | `runner` | launches steps and reads their tokens back |
 //! | `speculation` | proposes tokens, by prompt lookup or with a draft model |
 //! | `engine` | [`Engine`]: a runner, with speculation |

@@ -7,7 +7,7 @@ use std::fmt;
 pub struct MemoryPlan {
     /// Packed weights and vectors that stay on the device, in its layouts.
     pub weights: u64,
-    /// The slots that streamed weights pass through.
+    /// The ring buffer of device slots for streamed weights.
     pub ring: u64,
     /// The KV cache.
     pub kv_cache: u64,
@@ -108,7 +108,7 @@ impl fmt::Display for MemoryPlan {
     }
 }
 
-/// The bytes of memory that the host can give this process, as far as the system says.
+/// The bytes of host memory available to this process, if the system reports them.
 pub(crate) fn available_host_memory() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -116,7 +116,7 @@ pub(crate) fn available_host_memory() -> Option<u64> {
     // A container may have less than the machine.
     let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let granted = number("/sys/fs/cgroup/memory.max");
-    // What it has of files is given up when memory is short.
+    // Cached file pages are reclaimed when memory is short, so they count as available.
     let statistics = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
     let files = statistics.lines().find_map(|line| line.strip_prefix("file ")?.parse::<u64>().ok());
     let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0).saturating_sub(files.unwrap_or(0));

@@ -1,5 +1,5 @@
-//! Measurements on a loaded model while no request runs: logits of a text, activations, times of calls, and the formats of
-//! mixed precision that follow from them.
+//! Offline measurements, made while no request runs: logits of a text, activations, times of calls, and the choice of
+//! mixed-precision formats.
 
 mod calibrate;
 mod mixed_precision;

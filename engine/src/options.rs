@@ -21,7 +21,7 @@ pub use weights_in::WeightsIn;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// Weights as in the file; activations in the type that the device computes best in.
+    /// Weights as in the file; activations in the device's preferred type.
     #[default]
     Keep,
     /// Everything in f32.
@@ -33,7 +33,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// The element type of everything; `None` to keep the types of the file.
+    /// The element type for all tensors; `None` to keep the types of the file.
     pub fn dtype(self) -> Option<DType> {
         match self {
             Self::Keep => None,
@@ -55,23 +55,24 @@ pub struct EngineOptions {
     /// Tokens a request may have, prompt and answer together. The default is the model's own limit, at most
     /// [`EngineOptions::DEFAULT_CONTEXT`].
     pub context: Option<usize>,
-    /// The length of the longest sequence that LongRoPE chooses its frequencies by, apart from how much memory the context gets. The
-    /// default is `context` if it is given, else the model's own limit.
+    /// The sequence length by which LongRoPE selects its short or long frequencies; it does not affect memory. The default is
+    /// `context` if given, else the model's own limit.
     pub rope_context: Option<usize>,
-    /// The most requests that run at the same time.
+    /// The maximum number of requests that run at the same time.
     pub max_requests: usize,
-    /// The most tokens of a step: longer prompts are split into chunks.
+    /// The maximum number of tokens of a step: longer prompts are split into chunks.
     pub step_tokens: usize,
-    /// Whether to time steps when the model is loaded, and to limit steps to the smallest size that processes prompts nearly as
-    /// fast as steps of `step_tokens`.
+    /// Whether to time steps at load, and limit steps to the smallest size whose prefill rate is close to that of
+    /// `step_tokens`.
     pub tune_step: bool,
     /// Token slots of a page of the KV cache.
     pub block_size: usize,
     /// Tokens that the KV cache holds over all requests. The default is every request's whole context, or what fits into the
-    /// device's memory. When no page is left, requests yield theirs to requests before them and resume later.
+    /// device's memory. When no page is left, later requests are pre-empted: they give their pages to earlier requests and
+    /// resume afterwards.
     pub kv_tokens: Option<usize>,
-    /// Tokens of KV cache that are swapped to host memory when a request yields its pages. Beyond that, and with 0, they are
-    /// recomputed when the request resumes.
+    /// Capacity in tokens of the host memory that the KV cache of pre-empted requests is swapped to. What does not fit
+    /// (everything, with 0) is recomputed when the request resumes.
     pub swap_tokens: usize,
     /// Whether the KV cache keeps prompts and answers for later requests with the same prefix, while there is room.
     pub prefix_cache: bool,
@@ -88,19 +89,19 @@ pub struct EngineOptions {
     /// Whether steps are captured as graphs, if the device supports them. Without it every call is launched separately, for
     /// comparison.
     pub graphs: bool,
-    /// Whether an answer must be the same to the bit, whatever else runs. A device that does not guarantee it is refused, and calls
-    /// are fused alike for steps of all sizes.
+    /// Whether results must be bit-identical whatever else is in the batch. A device that does not guarantee this is refused, and
+    /// calls are fused the same way for all step sizes.
     pub batch_invariant: bool,
-    /// How tokens are proposed, several of which the model checks in one step; by default none are. Answers stay the same. Steps
-    /// sample up to this many more rows, whose logits take memory; a draft model is part of the memory plan. Requests with
-    /// penalties or a constraint do not speculate, and no request does before it has its
-    /// [fewest tokens](crate::Request::min_tokens).
+    /// How tokens are proposed for speculative decoding, which verifies several per step; off by default. Answers stay the same.
+    /// Steps sample up to this many more rows, whose logits take memory; a draft model is part of the memory plan. Requests with
+    /// penalties or a constraint do not speculate, and no request does before it has its [fewest
+    /// tokens](crate::Request::min_tokens).
     pub speculation: Option<Speculation>,
     /// Where the weights of layers are kept. In host memory, they are copied to the device for every step.
     pub weights_in: WeightsIn,
-    /// If layers are streamed, the most that stay on the device; as many as fit if absent.
+    /// If layers are streamed, the maximum number of layers that stay on the device; as many as fit if absent.
     pub resident_layers: Option<usize>,
-    /// How weights are quantised when they are loaded, and activations in each step; by default they are not.
+    /// How weights are quantised at load, and activations in each step; off by default.
     pub quantize: Option<Policy>,
     /// Statistics of the activations, for policies that [smooth](Policy::smooth); see [`calibrate`](crate::calibrate).
     #[serde(skip)]
@@ -150,7 +151,7 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// The most rows that a request samples from in a step.
+    /// The maximum number of rows that a request samples from in a step.
     pub(crate) fn rows_per_request(&self) -> usize {
         1 + self.speculation.map_or(0, Speculation::tokens)
     }

@@ -38,14 +38,14 @@ pub enum Prompt {
 pub struct GenerateOptions {
     /// How tokens are chosen.
     pub sampling: SamplingOptions,
-    /// The most tokens of an answer; by default what fits into the context.
+    /// The maximum number of tokens of an answer; by default what fits into the context.
     pub max_tokens: Option<usize>,
     /// Strings that end an answer. They are not part of it.
     pub stop: Vec<String>,
 }
 
 impl GenerateOptions {
-    /// The defaults that come with the model, and what suits its size where it has none ([`SamplingOptions::suggested`]).
+    /// The defaults that come with the model, or else defaults for its size ([`SamplingOptions::suggested`]).
     pub fn suggested(model: &Model) -> Self {
         let defaults = model.generation();
         let sampling = SamplingOptions::suggested(model, false);
@@ -117,7 +117,7 @@ impl Pipeline {
     /// Loads a model on a device, with default options.
     ///
     /// # Errors
-    /// As [`EnginePlan::new`] and [`EnginePlan::load`].
+    /// Same as [`EnginePlan::new`] and [`EnginePlan::load`].
     pub fn new(model: impl Into<Arc<Model>>, device: Arc<dyn Device>) -> Result<Self> {
         let model = model.into();
         let plan = EnginePlan::new(&model, &*device, &EngineOptions::default())?;
@@ -167,7 +167,7 @@ impl Pipeline {
     /// Continues one prompt.
     ///
     /// # Errors
-    /// As [`Self::generate_all`].
+    /// Same as [`Self::generate_all`].
     pub fn generate(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<Answer> {
         let answers =
             self.generate_all(std::slice::from_ref(prompt), options, &mut |_| ControlFlow::Continue(()))?;
@@ -257,7 +257,8 @@ pub struct Progress<'a> {
     pub index: usize,
     /// The token.
     pub token: u32,
-    /// Text that is certain now; it may be empty, or the text of several tokens.
+    /// Text that is final: it cannot become part of a stop string or of an incomplete character. May be empty, or the text of
+    /// several tokens.
     pub text: &'a str,
     /// The reason why the answer ended, set with its last token.
     pub finish: Option<FinishReason>,
@@ -291,7 +292,7 @@ impl GrowingAnswer {
         }
     }
 
-    /// Adds a token. Returns the text that is certain now.
+    /// Adds a token. Returns the text that became final.
     fn push(&mut self, event: &TokenEvent) -> String {
         let now = Instant::now();
         self.first_token.get_or_insert(now);

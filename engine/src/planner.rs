@@ -1,16 +1,18 @@
-//! Predicts what a model does on devices that need not be here: the memory of each rank, the time of a step, and what bounds it.
+//! Predicts the performance of a model on devices that need not be present: the memory of each rank, the time of a step, and its
+//! bottleneck.
 //!
-//! The programs are those that would run: the model's program is divided by [`partition`](crate::passes::partition) and split by
-//! [`shard`](mod@crate::passes::shard), and the calls of each rank are priced by [`MeshCosts`], by which the passes choose. A step takes
-//! at least this long; launches and kernels that are slower than their bytes and operations come on top.
+//! The forecast is made for the programs that would run: the model's program is divided by
+//! [`partition`](crate::passes::partition) and [`shard`](mod@crate::passes::shard), and the time of each rank's calls is computed
+//! by [`MeshCosts`], the cost model that the passes use. It is a lower bound (roofline): launch overhead and kernel inefficiency
+//! come on top.
 //!
 //! | module | holds |
 //! |---|---|
-//! | `planner` | the forecast of a mesh, and all meshes of so many devices |
+//! | `planner` | the forecast of a mesh, and of all meshes with a given number of devices |
 //! | [`hardware`] | figures of devices |
-//! | `step_cost` | the price of a rank's program |
+//! | `step_cost` | the cost of a rank's program |
 //! | [`simulation`] | a pipeline with the engine's scheduler and a virtual clock |
-//! | [`timeline`] | what each stage does when, and its idle share |
+//! | [`timeline`] | the schedule of each stage over time, and its idle share |
 
 pub mod hardware;
 pub mod simulation;
@@ -34,7 +36,8 @@ use simulation::{SimulatedRequest, simulate};
 use step_cost::StepCost;
 use timeline::Timeline;
 
-/// The most ranks of a stage that meshes are tried with. Larger ones are possible and seldom best; a mesh can be given.
+/// The maximum number of ranks per stage in the meshes that are tried. Larger ones are seldom best, but can be requested
+/// explicitly.
 const MOST_TENSOR_RANKS: usize = 16;
 
 /// The requests that a forecast is made for.
@@ -48,7 +51,7 @@ pub struct Load {
     pub prompt: usize,
 }
 
-/// What takes most of the time of a step.
+/// The bottleneck of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bound {
@@ -62,30 +65,30 @@ pub enum Bound {
     LinkLatency,
 }
 
-/// What is foreseen for the ranks of a stage.
+/// The forecast for the ranks of a stage.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct StageForecast {
     /// Bytes of weights of the fullest rank.
     pub weights: u64,
-    /// Bytes of states of the fullest rank: KV cache, request table and what it receives.
+    /// Bytes of states of the fullest rank: KV cache, request table and receive buffers.
     pub states: u64,
-    /// Microseconds of a step of generation, its exchanges included.
+    /// Microseconds of a decode step, communication included.
     pub step_us: f64,
-    /// Microseconds of reading, computing and exchanging in such a step.
+    /// Microseconds of memory-bound calls in a decode step.
     pub read_us: f64,
-    /// See `read_us`.
+    /// Microseconds of compute-bound calls in a decode step.
     pub compute_us: f64,
-    /// See `read_us`.
+    /// Microseconds of communication between ranks in a decode step.
     pub exchange_us: f64,
-    /// Bytes that a rank reads in such a step.
+    /// Bytes that a rank reads in a decode step.
     pub read_bytes: u64,
     /// Microseconds of a step with a chunk of a prompt.
     pub chunk_us: f64,
-    /// What takes most of it.
+    /// The bottleneck of the decode step.
     pub bound: Bound,
 }
 
-/// What is foreseen for a model on a mesh of devices.
+/// The forecast for a model on a mesh of devices.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Forecast {
     /// Ranks of each stage.
@@ -100,11 +103,11 @@ pub struct Forecast {
     pub token_ms: f64,
     /// Tokens per second of all requests.
     pub tokens_per_second: f64,
-    /// Milliseconds to the first token of a prompt that is alone.
+    /// Milliseconds to the first token of a prompt when no other request runs.
     pub first_token_ms: f64,
     /// Tokens of a chunk of a prompt.
     pub chunk: usize,
-    /// Bytes that all ranks read for a token.
+    /// Bytes that all ranks read per generated token.
     pub bytes_per_token: u64,
 }
 
@@ -115,11 +118,11 @@ impl Forecast {
         all.max_by(|(_, a), (_, b)| a.step_us.total_cmp(&b.step_us)).map_or(0, |(stage, _)| stage)
     }
 
-    /// The timeline of the load's requests, which all come at once and have answers of `answer` tokens. `longest` is the model's own
-    /// context, and the other arguments are those of the forecast.
+    /// The timeline of the load's requests, which all arrive at once and have answers of `answer` tokens. `longest` is the
+    /// model's own context; the other arguments are those of the forecast.
     ///
     /// # Errors
-    /// As [`simulation::simulate`].
+    /// Same as [`simulation::simulate`].
     pub fn timeline(
         &self,
         longest: usize,
@@ -147,8 +150,8 @@ impl Forecast {
     }
 }
 
-/// Forecasts a model on every mesh of `devices` devices, the best first: meshes that fit before others, then by the time between
-/// tokens. `mesh` restricts them to one of so many ranks in a stage and so many stages.
+/// Forecasts a model on every mesh of `devices` devices, the best first: meshes that fit into memory before others, then by the
+/// time between tokens. `mesh` restricts the forecast to one mesh, given as ranks per stage and stages.
 ///
 /// # Errors
 /// If an option is out of range, the mesh does not match the devices, or the model cannot be divided that way.
@@ -181,7 +184,7 @@ pub fn forecast(
         let shape = MeshShape { tensor: tp, pipeline: pp };
         match forecast_mesh(&program, model.config().context, shape, hardware, &options, load) {
             Ok(forecast) => forecasts.push(forecast),
-            // Of several meshes, those that are not possible are left out.
+            // When all meshes are tried, impossible ones are skipped.
             Err(error) if mesh.is_none() => refused = Some(error),
             Err(error) => return Err(error),
         }
@@ -235,13 +238,13 @@ fn forecast_mesh(
         ..hardware.costs.clone()
     };
     let programs = match mesh_programs(program, shape, &options, &costs, &sizes, hardware.memory) {
-        // What does not fit is shown all the same.
+        // A mesh that does not fit into memory is still forecast.
         Err(EngineError::Hal(error)) if error.code() == Code::OutOfMemory => {
             mesh_programs(program, shape, &options, &costs, &sizes, None)?
         }
         programs => programs?,
     };
-    // The stages in their order, each with the programs of its ranks.
+    // The programs of the ranks of each stage, in stage order.
     let ranks_of = |stage: usize| (0..shape.ranks()).filter(move |rank| shape.stage(*rank) == stage);
     let price = |stage: usize, tokens: usize, sequences: usize, context: usize| {
         let costs = MeshCosts { tokens, sequences, context, ..costs.clone() };
@@ -270,7 +273,8 @@ fn forecast_mesh(
     }
     let through: f64 = stages.iter().map(|stage| stage.step_us).sum();
     let slowest = stages.iter().map(|stage| stage.step_us).fold(0.0, f64::max);
-    // A request has a token when its micro-batch has been through all stages, and every other one has been through the slowest.
+    // The time between two tokens of a request: its micro-batch passes through all stages, and all micro-batches pass through the
+    // slowest stage.
     let token_us = through.max(slowest * micro_batches as f64);
     let chunk = chunk_of_prompt(load.prompt, pp, fixed, &options, &costs);
     let chunks = load.prompt.div_ceil(chunk).max(1);
@@ -297,7 +301,7 @@ fn forecast_mesh(
     Ok(forecast)
 }
 
-/// The tokens of a step of a prompt.
+/// The number of tokens in a prefill chunk.
 fn chunk_of_prompt(
     prompt: usize,
     stages: usize,

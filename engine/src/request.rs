@@ -21,9 +21,10 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: SamplingOptions,
-    /// The most tokens to generate; by default what fits into the context.
+    /// The maximum number of tokens to generate; by default what fits into the context.
     pub max_tokens: Option<usize>,
-    /// The fewest tokens to generate before a token that ends the answer is chosen, unless a constraint allows nothing else.
+    /// The minimum number of tokens to generate before a token that ends the answer is chosen, unless a constraint allows nothing
+    /// else.
     pub min_tokens: usize,
     /// Tokens that end the answer, besides the model's own.
     pub stop_ids: Vec<u32>,
@@ -35,8 +36,8 @@ pub struct Request {
     pub top_log_probabilities: usize,
     /// Requests of higher priority run before, and pre-empt, those of lower priority.
     pub priority: i32,
-    /// Requests share cached prefixes with those of the same salt, or without one, only. So who sends a request with a secret salt
-    /// cannot be told apart by the time that others' requests take.
+    /// Requests share cached prefixes only with requests of the same salt, or of no salt. With a secret salt, other clients
+    /// cannot find out by timing which prompts were sent.
     pub cache_salt: Option<String>,
     /// Restricts the tokens of the answer.
     pub constraint: Option<Box<dyn Constraint>>,
@@ -52,7 +53,7 @@ impl Request {
     }
 }
 
-/// How the hidden states of a text become one vector.
+/// How the hidden states of a text are pooled into one vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooling {
@@ -67,16 +68,16 @@ pub enum Pooling {
     Scores,
 }
 
-/// A text to embed: to turn into one vector.
+/// A request to embed a text, that is, to turn it into one vector.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EmbeddingRequest {
     /// The text's tokens; at least one.
     pub tokens: Vec<u32>,
-    /// How the hidden states become one vector.
+    /// How the hidden states are pooled.
     pub pooling: Pooling,
-    /// Whether the vector keeps its length. Otherwise embeddings are scaled to length 1; scores never are.
+    /// Whether the vector keeps its length. Otherwise embeddings are scaled to length 1; scores are never scaled.
     pub keep_length: bool,
-    /// The first token of the second part of the text, which encoders may tell from the first; `None` if there is one part.
+    /// The index of the first token of the second text of a pair, which gets its own token type; `None` for a single text.
     pub second: Option<usize>,
     /// Requests of higher priority run before, and pre-empt, those of lower priority.
     pub priority: i32,
@@ -86,14 +87,14 @@ pub struct EmbeddingRequest {
 ///
 /// It runs on the engine's thread between steps, so a slow constraint delays every request.
 pub trait Constraint: Send + Debug {
-    /// Sets the bit of every token that may come next: bit `token % 32` of word `token / 32`. All bits are unset before. If the
-    /// answer is complete, these are the model's end tokens.
+    /// Sets the bit of every token that may come next: bit `token % 32` of word `token / 32`. All bits are 0 initially. If the
+    /// answer is complete, the model's end tokens may come next.
     ///
     /// # Errors
     /// Ends the request.
     fn allow(&mut self, tokens: &mut [u32]) -> Result<(), ConstraintError>;
 
-    /// Advances by the token that was chosen, one of those allowed.
+    /// Advances by the sampled token, one of those allowed.
     ///
     /// # Errors
     /// Ends the request.
@@ -200,7 +201,7 @@ impl RequestLimits {
         self.check_pages(self.most_pages(request))
     }
 
-    /// Checks that the model predicts tokens.
+    /// Checks that the model generates tokens.
     ///
     /// # Errors
     /// If it is an encoder.
@@ -210,7 +211,7 @@ impl RequestLimits {
         }
         Err(EngineError::Missing {
             what: "head that predicts tokens",
-            hint: "it is an encoder, which embeds and scores texts and generates none",
+            hint: "it is an encoder, which embeds and scores texts and cannot generate",
         })
     }
 
@@ -232,7 +233,11 @@ impl RequestLimits {
                 return Err(EngineError::option("second", second, rule));
             }
             Some(second) if !self.encoder => {
-                return Err(EngineError::option("second", second, "must be absent: the model is no encoder"));
+                return Err(EngineError::option(
+                    "second",
+                    second,
+                    "must be absent: the model is not an encoder",
+                ));
             }
             _ => {}
         }
@@ -265,13 +270,13 @@ impl RequestLimits {
         Ok(())
     }
 
-    /// The most tokens a request may generate: the token after a full context can still be sampled.
+    /// The maximum number of tokens a request may generate: one token can still be sampled after a full context.
     pub(crate) fn most_tokens(&self, request: &Request) -> usize {
         let room = self.context - request.prompt.len() + 1;
         request.max_tokens.unwrap_or(usize::MAX).min(room)
     }
 
-    /// The most pages a request holds: the last generated token is never processed, so it needs no slot.
+    /// The maximum number of pages a request holds: the last generated token is never processed, so it needs no slot.
     pub(crate) fn most_pages(&self, request: &Request) -> usize {
         let prompt = request.prompt.len();
         (prompt + self.most_tokens(request) - 1).max(prompt).div_ceil(self.block_size)

@@ -8,7 +8,7 @@ use dsrun_models::model::Model;
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingOptions {
-    /// The temperature: 0 takes the most likely token, 1 samples from the model's own distribution, more flattens it.
+    /// The temperature: 0 takes the most likely token, 1 samples from the model's own distribution, higher values flatten it.
     pub temperature: f32,
     /// The number of most likely tokens to keep; 0 keeps all.
     pub top_k: u32,
@@ -41,12 +41,12 @@ impl Default for SamplingOptions {
     }
 }
 
-/// The parameters from which on a model is sampled with more freedom: smaller ones soon lose the thread.
+/// The number of parameters from which on a higher temperature is suggested; smaller models soon become incoherent with it.
 const LARGE: u64 = 4_000_000_000;
 
 impl SamplingOptions {
-    /// The options for a model where the user says nothing: those that the model suggests. If it suggests none, and the user has not
-    /// `chosen` any of temperature, top-k, top-p and min-p either, those that suit its size.
+    /// The defaults for a model: those of its generation configuration. If it has none, and the user has not `chosen` any of
+    /// temperature, top-k, top-p and min-p, defaults for its size.
     pub fn suggested(model: &Model, chosen: bool) -> Self {
         let defaults = model.generation();
         let neutral = Self {
@@ -100,7 +100,7 @@ impl SamplingOptions {
         Ok(())
     }
 
-    /// Whether earlier tokens change the logits.
+    /// Whether any penalty is enabled, so that earlier tokens change the logits.
     pub(crate) fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Counts of an engine since it was loaded, and its present state.
+/// Counters of an engine since it was loaded, and its current state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Statistics {
     /// Requests that wait to start, or to resume after a pre-emption.
@@ -11,7 +11,7 @@ pub struct Statistics {
     pub running: usize,
     /// Pages of the KV cache that running requests hold.
     pub pages_in_use: usize,
-    /// Pages that no request holds, but which keep a prefix for later requests.
+    /// Pages without a holder that keep a prefix for later requests.
     pub pages_cached: usize,
     /// All pages of the KV cache.
     pub pages_total: usize,
@@ -37,7 +37,7 @@ pub struct Statistics {
     pub proposed_tokens: u64,
     /// Proposed tokens that were accepted.
     pub accepted_tokens: u64,
-    /// Bytes of weights that were copied from host memory, or are about to be.
+    /// Bytes of streamed weights whose copy from host memory was enqueued.
     pub streamed_bytes: u64,
     /// The time that each phase of a step took on the host, in the order of [`Phase::ALL`].
     pub phases: [Histogram; Phase::ALL.len()],
@@ -46,7 +46,7 @@ pub struct Statistics {
 impl Statistics {
     /// Adds the statistics of another engine.
     pub fn add(&mut self, other: &Self) {
-        // Destructured, so that no field can be forgotten here.
+        // Destructured, so that a new field cannot be forgotten here.
         let Self {
             waiting,
             running,

@@ -7,7 +7,7 @@ use dsrun_models::{
 };
 use std::sync::Arc;
 
-/// The text of one answer as its tokens arrive: characters are complete, and the answer ends before a stop string.
+/// Detokenises one answer as its tokens arrive: emits complete characters only, and ends before a stop string.
 #[derive(Debug)]
 pub struct TextStream {
     /// Absent if the model has no tokenizer: the text is empty then.
@@ -20,7 +20,8 @@ pub struct TextStream {
 /// The text that a token added to an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextPiece {
-    /// Text that is certain now; it may be empty, or the text of several tokens.
+    /// Text that is final: it cannot become part of a stop string or of an incomplete character. May be empty, or the text of
+    /// several tokens.
     pub text: String,
     /// Text decoded from this token. A part of it may be held back as the beginning of a stop string.
     pub decoded: String,
@@ -31,19 +32,19 @@ pub struct TextPiece {
 }
 
 impl TextStream {
-    /// The text of an answer that ends before each of the `stop` strings.
+    /// Makes a stream for an answer that ends before the first occurrence of any of the `stop` strings.
     pub fn new(tokenizer: Option<&Tokenizer>, stop: &[String]) -> Self {
         Self::with_stops(tokenizer, StopMatcher::new(stop))
     }
 
-    /// The text of an answer that ends before each of the stop strings of a matcher, whose clones share them.
+    /// Same as [`Self::new`], with the stop strings of a matcher; clones of a matcher share its memory.
     pub fn with_stops(tokenizer: Option<&Tokenizer>, stops: StopMatcher) -> Self {
         let options = StreamOptions { skip_special: true, continues_text: true };
         let decoder = tokenizer.map(|tokenizer| StreamDecoder::new(tokenizer, options));
         Self { decoder, stops, shown: [].into() }
     }
 
-    /// The same with control tokens as part of the text, each with its text. Other control tokens give no text.
+    /// Includes these control tokens in the text, each with the given text. Other control tokens give no text.
     pub fn showing(self, shown: Arc<[(u32, String)]>) -> Self {
         Self { shown, ..self }
     }
@@ -53,7 +54,7 @@ impl TextStream {
         let mut decoded = String::new();
         if let Some(decoder) = &mut self.decoder {
             decoded = match self.shown.iter().find(|(id, _)| *id == event.token) {
-                // A character that was not completed before a control token will not be.
+                // A control token ends an incomplete character, which is emitted as it is.
                 Some((_, text)) => decoder.finish().unwrap_or_default() + text,
                 None => decoder.push(event.token).unwrap_or_default(),
             };

@@ -172,7 +172,7 @@ fn compare(name: &str, program: &Program, model: &Model, ranks: usize) -> bool {
     programs[0].nodes.iter().any(|node| node.call.op.mesh_axis().is_some())
 }
 
-/// As [`compare`], with pins. Returns the programs of the ranks.
+/// Same as [`compare`], with pins. Returns the programs of the ranks.
 fn compare_with(
     policy: &ShardPolicy,
     name: &str,

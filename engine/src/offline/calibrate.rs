@@ -13,10 +13,11 @@ use std::sync::Arc;
 /// A text to calibrate with: prose, a conversation, numbers and code.
 pub const CALIBRATION_TEXT: &str = include_str!("calibrate/text.txt");
 
-/// Runs sequences of tokens through a model as in its file, and collects statistics of the activations of every product.
+/// Runs sequences of tokens through the unquantised model, and collects statistics of the input activations of every matrix
+/// product.
 ///
 /// # Errors
-/// As [`EnginePlan::new`], [`EnginePlan::load`] and [`Engine::observe`](crate::Engine::observe).
+/// Same as [`EnginePlan::new`], [`EnginePlan::load`] and [`Engine::observe`](crate::Engine::observe).
 pub fn calibrate(model: &Model, device: Arc<dyn Device>, sequences: &[Vec<u32>]) -> Result<Calibration> {
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
     let options = EngineOptions {

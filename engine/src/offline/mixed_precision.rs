@@ -12,10 +12,10 @@ use dsrun_core::{Error, GroupFormat, WeightExpr, WeightReader, op::OperandType, 
 use dsrun_models::{model::Model, step::ProgramOptions, weights::ExprReader};
 use std::collections::BTreeMap;
 
-/// Bytes of decoded rows that are held at a time.
-const PIECE_BYTES: usize = 32 << 20;
+/// Bytes of decoded weight rows held in memory at a time.
+const CHUNK_BYTES: usize = 32 << 20;
 
-/// The formats of mixed precision, the smallest first: those that every program that reads compressed-tensors knows.
+/// The formats of mixed precision, the smallest first: those that all readers of compressed-tensors support.
 const FORMATS: [&str; 6] =
     ["int4g128_f16", "int4g64_f16", "int4g32_f16", "int8g128_f16", "int8g64_f16", "int8g32_f16"];
 
@@ -24,7 +24,7 @@ pub(super) fn formats() -> Vec<GroupFormat> {
     FORMATS.iter().filter_map(|name| GroupFormat::from_name(name)).collect()
 }
 
-/// The formats chosen for the weights that only products read.
+/// The formats chosen for the weights of matrix products.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MixedPrecision {
     /// The choice as a policy.
@@ -44,8 +44,8 @@ pub struct FormatFigures {
     pub bits: f64,
     /// The relative error of the products: the root of their squared errors over the squares of the products.
     pub error: f64,
-    /// The expected change of the model's probabilities, which mixed precision minimises: the sum over the weights of what each does
-    /// alone, in nats per token.
+    /// The expected change of the model's probabilities in nats per token, which mixed precision minimises: the sum over the
+    /// weights of the change caused by each alone.
     pub divergence: f64,
 }
 
@@ -122,7 +122,7 @@ pub fn mixed_precision(
 
     let elements: u64 = measured.values().map(|weight| weight.elements).sum();
     let square: f64 = measured.values().map(|weight| weight.square).sum();
-    // Sums bytes, errors of products, and their effects on the model.
+    // Sums sizes, product errors, and the resulting divergence of the model.
     let figures = |parts: &mut dyn Iterator<Item = (&Measured, &Candidate)>| {
         let (mut bytes, mut error, mut divergence) = (0, 0.0, 0.0);
         for (weight, candidate) in parts {
@@ -141,7 +141,7 @@ pub fn mixed_precision(
         weight.candidates.iter().map(of).collect()
     };
     let candidates = measured.iter().map(|(name, weight)| (name.clone(), weighted(weight))).collect();
-    // The conversion saturates: a budget beyond every format takes the largest ones.
+    // The cast saturates: a budget above all formats selects the largest ones.
     let choices = choose(&candidates, (bits * elements as f64 / 8.0) as u64)?;
     let uniform = formats.into_iter().filter_map(|format| {
         let parts: Option<Vec<_>> = measured.values().map(|weight| weight.in_format(format)).collect();
@@ -158,7 +158,7 @@ pub fn mixed_precision(
     })
 }
 
-/// Measures a weight in each format that fits its columns, a few rows at a time.
+/// Measures a weight in each format that can store rows of its length, a few rows at a time.
 fn measure(
     model: &Model,
     expr: &WeightExpr,
@@ -177,7 +177,7 @@ fn measure(
     let empty = |format: &GroupFormat| Candidate { format: *format, bytes: 0, error: 0.0 };
     let mut candidates: Vec<Candidate> = fitting.map(empty).collect();
     let mut square = 0.0;
-    let at_once = (PIECE_BYTES / (columns * 4).max(1)).max(1);
+    let at_once = (CHUNK_BYTES / (columns * 4).max(1)).max(1);
     for first in (0..rows).step_by(at_once) {
         let values = reader.decoded_rows(first, at_once.min(rows - first))?;
         for candidate in &mut candidates {

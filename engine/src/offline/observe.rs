@@ -14,7 +14,7 @@ use dsrun_core::{
 };
 use std::collections::HashMap;
 
-/// The most tokens that are observed at a time: every result of a step is kept until it has been read.
+/// The maximum number of tokens that are observed at a time: every result of a step is kept until it has been read.
 const CHUNK_TOKENS: usize = 64;
 
 /// Receives the name of a product's weight, rows of the activations it is multiplied with, and their columns.
@@ -25,7 +25,7 @@ impl Engine {
     /// cannot be observed: plan the engine [without fusion](crate::EngineOptions::fuse).
     ///
     /// # Errors
-    /// As [`Self::score`].
+    /// Same as [`Self::score`].
     pub fn observe(&mut self, tokens: &[u32], each: &mut Observer<'_>) -> Result<()> {
         let runner = self.runner_mut();
         runner.limits().check_prompt(tokens)?;

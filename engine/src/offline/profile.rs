@@ -1,7 +1,7 @@
 //! Times each kind of call of a decode step, one kind at a time.
 //!
-//! The calls are those of the fused program. What a device merges into larger regions for a bucket, such as all layers at batch 1, is
-//! timed in its parts, which show where the time goes.
+//! The calls are those of the fused program. Larger regions that a device runs in one launch, such as all layers at batch 1, are
+//! timed call by call, which shows where the time goes.
 
 use crate::{
     engine::Engine,
@@ -19,7 +19,7 @@ use dsrun_core::{
 };
 use std::{sync::Arc, time::Instant};
 
-/// The fewest calls that are timed together: a single call would be lost in the cost of the launch.
+/// The minimum number of calls timed together: the launch overhead would dominate a single call.
 const MIN_CALLS: usize = 8;
 
 /// The time and traffic of the calls of one kernel plan. All layers share a plan, and each reads its own weights.
@@ -33,8 +33,8 @@ pub struct CallFigures {
     pub count: usize,
     /// Seconds of one call.
     pub seconds: f64,
-    /// Bytes that one call has to move: weights (of experts, those that are expected to be chosen), activations, and the parts of the
-    /// cache and the request table that it touches. Bytes that a cache of the device holds take less time than memory would.
+    /// Bytes that one call has to move: weights (for experts, those expected to be chosen), activations, and the accessed parts
+    /// of the KV cache and the request table. Bytes that hit the device's cache take less time than from memory.
     pub bytes: u64,
 }
 
@@ -46,8 +46,8 @@ struct DecodeStep {
 }
 
 impl Engine {
-    /// Times every distinct kernel plan of the step that generates a token for each of `requests` requests with `context` tokens
-    /// each. The calls of a plan run one after the other, `repeats` times over; the median counts.
+    /// Times every distinct kernel plan of a decode step of `requests` requests with `context` tokens each. All calls of a plan
+    /// run in sequence, `repeats` times; the median is reported.
     ///
     /// # Errors
     /// If requests are running, there are too few pages for such requests, or the device failed.
@@ -101,7 +101,7 @@ fn time_calls(
     let step = CallByCall::new(executor, &program, bucket, 0)?;
     step.upload(executor.stream(), &inputs)?;
 
-    // One step in order, so that every call finds valid operands.
+    // Run one whole step in order first, so that every call has valid operands.
     let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
     for node in step.nodes(&[StepSegment::Forward, StepSegment::Sample])? {
         step.bind(executor, node)?.enqueue(executor.stream())?;
@@ -118,7 +118,7 @@ fn time_calls(
     let advances = |index: &usize| {
         matches!(program.nodes[groups[*index].1[0]].call.op, Op::PrepareStep(_) | Op::CommitTokens(_))
     };
-    // Calls that advance the request table come last, because the others depend on it.
+    // Calls that update the request table are timed last, because the others depend on it.
     let mut order: Vec<usize> = (0..groups.len()).collect();
     order.sort_by_key(|index| advances(index));
     for index in order {
@@ -189,8 +189,8 @@ fn call_bytes(
     Ok(bytes as u64)
 }
 
-/// The bytes of the experts that some token of a step chooses, of the `bytes` of all: as many experts as are expected where routers choose
-/// all of them equally often.
+/// The expected bytes of the experts that are chosen by at least one token of a step, where `bytes` is the size of all experts.
+/// Routers are assumed to choose all experts equally often.
 fn chosen_bytes(bytes: usize, experts: u32, desc: &CallDesc, requests: usize) -> Result<usize> {
     let slots = match desc.operands.get(2) {
         Some(Some(OperandDesc::Tensor(chosen))) => chosen.shape[1],
@@ -200,8 +200,8 @@ fn chosen_bytes(bytes: usize, experts: u32, desc: &CallDesc, requests: usize) ->
     Ok((bytes as f64 * experts.expected_share(requests)) as usize)
 }
 
-/// The bytes of a state that a call touches: this many slots of a cache, or the rows of the requests in the request table, of which
-/// it reads one element where it indexes by data. `None` for other values.
+/// The bytes of a state that a call accesses: `tokens` slots of a cache, or the rows of the step's requests in the request table
+/// (one element per row where it is indexed by data). `None` for other values.
 fn touched_bytes(
     program: &Program,
     id: ValueId,
@@ -209,7 +209,7 @@ fn touched_bytes(
     slots: usize,
     requests: usize,
 ) -> Option<usize> {
-    // One call after the other updates a state, so each has a value of its own: the shape tells a state.
+    // Every update of a state makes a new value, so states are recognised by their shape.
     let value = program.value(id).ok()?;
     let tensor = value.tensor_type()?;
     let known = |sizes: &[Size]| sizes.iter().filter_map(Size::known).product::<usize>();
@@ -249,7 +249,7 @@ impl Clock {
         Ok(Self { begin: device.event()?, end: device.event()? })
     }
 
-    /// The median of the seconds that calls take which are launched together.
+    /// The median time in seconds of a set of calls that are launched together.
     fn time_calls(
         &self,
         executor: &mut Executor,

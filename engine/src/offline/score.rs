@@ -7,7 +7,7 @@ use crate::{
     runner::{Runner, STEP_TIMEOUT, StepInputs, as_i32},
 };
 
-/// Output rows of a step that scores.
+/// The number of output rows in a scoring step.
 const SCORE_ROWS: usize = 16;
 
 /// The score of a sequence of tokens.
@@ -32,10 +32,10 @@ pub struct ScoredPosition {
 }
 
 impl Score {
-    /// Scores `tokens`. Keeps the `top` largest logits of the positions that `wanted` admits.
+    /// Scores `tokens`. Keeps the `top` largest logits of each position for which `wanted` is true.
     ///
     /// # Errors
-    /// As [`Engine::score`].
+    /// Same as [`Engine::score`].
     pub fn of(
         engine: &mut Engine,
         tokens: &[u32],
@@ -62,7 +62,7 @@ impl Engine {
     /// Calls `each(position, logits)` with the logits after each token of a sequence, given the tokens before it, in order.
     ///
     /// # Errors
-    /// As [`Self::submit`] for the tokens; if requests are running; if the device failed.
+    /// Same as [`Self::submit`] for the tokens; if requests are running; if the device failed.
     pub fn score(&mut self, tokens: &[u32], each: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
         let runner = self.runner_mut();
         runner.limits().check_prompt(tokens)?;

@@ -1,8 +1,8 @@
-//! Measures how much rounding one weight moves the output of a model.
+//! Measures how much rounding one weight changes the output of a model.
 //!
-//! The error of a product with a rounded weight says little about its effect: an error at the start of a model grows on its way, and
-//! one in the scores of attention nearly vanishes. So each weight is rounded alone, as coarsely as its formats allow, and the change
-//! of the model's probabilities is measured.
+//! The error of a product says little about its effect on the output: an error in an early layer is amplified by later layers,
+//! and an error in attention scores nearly vanishes. So each weight is rounded alone, to its coarsest format, and the change of
+//! the model's output probabilities is measured.
 
 use super::mixed_precision::formats;
 use crate::{
@@ -33,9 +33,9 @@ pub struct Sensitivity {
     pub divergence: f64,
 }
 
-/// Rounds the weights of a model's products one after the other, each alone, and measures how far the probabilities of a sequence
-/// of tokens move. Weights that policies keep unless they are named, and those that fit no format of mixed precision, are left
-/// out. `progress` receives the number of weights done, and of all.
+/// Rounds each product weight of a model alone, and measures the change of the output probabilities over a sequence of tokens.
+/// Weights that policies keep by default, and weights that fit no mixed-precision format, are skipped. `progress` receives the
+/// number of weights done, and of all.
 ///
 /// # Errors
 /// If the sequence is empty or longer than the model's context; those of planning, loading and running the model.
@@ -53,7 +53,7 @@ pub fn sensitivity(
     };
     let mut plan = EnginePlan::new(model, &*device, &options)?;
     if plan.program().nodes.iter().any(|node| matches!(node.call.op, Op::LinearW8A8(_))) {
-        // This checkpoint is made for integer products. Rounding their weights would turn them into other products.
+        // This checkpoint is made for integer matrix products; with rounded weights they would become floating-point products.
         options.precision = preferred_precision(&*device);
         plan = EnginePlan::new(model, &*device, &options)?;
     }
@@ -95,12 +95,12 @@ fn coarsest_formats(program: &Program) -> BTreeMap<String, GroupFormat> {
         .collect()
 }
 
-/// How far the model's probabilities move when each weight alone is what it is in `rounded`, the plan of the same program with
-/// rounded weights: the Kullback-Leibler divergence in nats, averaged over the tokens. Weights that are
-/// [kept](crate::passes::quantize::ProductWeight::kept) are left out.
+/// Measures the change of the model's output probabilities when one weight at a time is replaced by its rounded version from
+/// `rounded`, a plan of the same program: the Kullback-Leibler divergence in nats, averaged over the tokens. Weights that are
+/// [kept](crate::passes::quantize::ProductWeight::kept) are skipped.
 ///
 /// # Errors
-/// As [`Engine::score`]; if the programs differ; those of reading a weight.
+/// Same as [`Engine::score`]; if the programs differ; those of reading a weight.
 fn divergences(
     engine: &mut Engine,
     model: &Model,
@@ -115,7 +115,7 @@ fn divergences(
         return Err(EngineError::PromptTooLong { tokens: tokens.len(), context: limit });
     }
     if runner.plan().program().nodes != rounded.program().nodes {
-        return Err(Error::internal("rounding changed more of a program than its weights").into());
+        return Err(Error::internal("rounding changed the program's calls, not only its weights").into());
     }
     runner.with_pages(tokens.len(), |runner, pages| {
         runner.place_alone(0, 0, pages)?;
@@ -123,7 +123,7 @@ fn divergences(
     })
 }
 
-/// A forward pass whose results are all kept, so that it can be repeated from any call on.
+/// A forward pass that keeps all intermediate results, so that it can be re-run from any call on.
 struct Forward {
     step: CallByCall,
     /// The layout of the rounded program, for the descriptions of its calls.
@@ -177,7 +177,7 @@ impl Forward {
         Ok(values)
     }
 
-    /// Repeats the pass with one weight rounded after the other, and measures the divergence of each.
+    /// Re-runs the pass once per weight with that weight rounded, and measures each divergence.
     fn measure(
         &self,
         runner: &mut Runner,
@@ -216,7 +216,8 @@ impl Forward {
         Ok(divergences)
     }
 
-    /// The weights to round, in reverse order of their calls: the results before a call are then those of the original weights.
+    /// The weights to round, in reverse order of their calls, so that the results before a call still come from the original
+    /// weights.
     fn weights(&self) -> Vec<RoundedWeight> {
         let program = self.step.program();
         let mut weights = Vec::new();
@@ -256,7 +257,8 @@ fn to_log_probabilities(row: &mut [f32]) {
 fn divergence(expected: &[f32], found: &[f32]) -> f64 {
     let term = |(expected, found): (&f32, &f32)| {
         let (expected, found) = (f64::from(*expected), f64::from(*found));
-        // Every term is at least 0 in this form, and no digits cancel: the terms that are added sum to 0 over a distribution.
+        // Equivalent to the usual form because the added terms sum to 0 over a distribution, but every term is at least 0, so
+        // nothing cancels.
         expected.exp() * ((found - expected).exp_m1() - (found - expected))
     };
     // Summed in chunks that do not depend on the machine, so that equal logits always have an equal divergence.

@@ -10,15 +10,15 @@ pub enum Speculation {
     /// Prompt lookup: proposes the tokens that followed the request's last tokens earlier in its prompt or answer. Costs memory
     /// for the logits only. Pays where answers repeat earlier text: edited code, quotes, lists, forms.
     Ngram {
-        /// The most tokens proposed at a time; the number adapts to how many are accepted.
+        /// The maximum number of tokens proposed at a time; the number adapts to how many are accepted.
         tokens: usize,
     },
     /// A draft model: a second, smaller model with the same vocabulary, see
     /// [`EnginePlan::with_draft`](crate::EnginePlan::with_draft). It has its own KV cache, as long as that of the model. Pays where
     /// its tokens are accepted often and its step is much shorter.
     Draft {
-        /// The most tokens proposed at a time; the number adapts to how many are accepted, and to the room of a step for each
-        /// request.
+        /// The maximum number of tokens proposed at a time; the number adapts to how many are accepted, and to the room of a step
+        /// for each request.
         tokens: usize,
     },
 }
@@ -30,10 +30,10 @@ impl Speculation {
     /// Tokens that a draft model proposes at a time by default: each takes a step of that model.
     pub const DRAFT_TOKENS: usize = 4;
 
-    /// The most tokens that may be proposed at a time.
+    /// The maximum number of tokens that may be proposed at a time.
     pub const MAX_TOKENS: usize = 63;
 
-    /// The most tokens proposed for a request at a time.
+    /// The maximum number of tokens proposed for a request at a time.
     pub fn tokens(self) -> usize {
         match self {
             Self::Ngram { tokens } | Self::Draft { tokens } => tokens,

@@ -4,12 +4,12 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightsIn {
-    /// On the device if they fit; else in host memory, if the device has memory of its own.
+    /// On the device if they fit; otherwise in host memory, if the device has its own memory.
     #[default]
     Auto,
     /// On the device.
     Device,
-    /// In host memory, but for layers that fit on the device beside the KV cache and the ring of slots that the others pass through.
+    /// In host memory, except for the layers that fit on the device beside the KV cache and the ring buffer for streamed layers.
     Host,
 }
 

@@ -1,4 +1,4 @@
-//! Figures of devices that forecasts are made for.
+//! A table of devices for forecasts.
 
 use crate::passes::shard::MeshCosts;
 use dsrun_core::DType;
@@ -10,7 +10,7 @@ pub struct Hardware {
     pub name: String,
     /// Bytes of memory, if they are known.
     pub memory: Option<u64>,
-    /// The type that it computes best in; bf16 if not given.
+    /// Its preferred element type; bf16 if not given.
     pub dtype: Option<DType>,
     /// Its speeds.
     pub costs: MeshCosts,
@@ -20,7 +20,7 @@ pub struct Hardware {
 /// and direction of the links to others.
 type Row = (&'static str, f64, f64, f64, f64);
 
-/// Devices with the figures of their makers' data sheets, which steps do not quite reach. Links are NVLink where the device has it,
+/// Devices with the figures of their data sheets, which real steps do not quite reach. Links are NVLink where the device has it,
 /// else PCIe 4.0 or 5.0 with 16 lanes. Latencies of exchanges are those of [`MeshCosts::ACCELERATORS`].
 const DEVICES: [Row; 7] = [
     ("a100", 80e9, 2.04e12, 3.12e14, 3.0e11),

@@ -1,7 +1,7 @@
-//! A pipeline with the engine's scheduler, and a virtual clock instead of devices.
+//! Simulates a pipeline: the engine's real scheduler, with a virtual clock instead of devices.
 //!
-//! The loop is that of the engine: steps are launched until as many are in flight as there are stages, and then the oldest is
-//! completed. What the stages would compute is left out, so that a schedule of thousands of steps takes milliseconds.
+//! The loop is that of the engine: it launches steps until one per stage is in flight, then completes the oldest. Nothing is
+//! computed, so simulating thousands of steps takes milliseconds.
 
 use super::timeline::Timeline;
 use crate::{
@@ -23,9 +23,9 @@ pub struct SimulatedRequest {
     pub answer: usize,
 }
 
-/// The steps that the engine launches for requests that all come at once, in order.
+/// The steps, in order, that the engine would launch for requests that all arrive at once.
 ///
-/// `longest` is the model's own context, and `costs` are those of the devices, unless the options have some.
+/// `longest` is the model's own context. `costs` are those of the devices; costs in the options take precedence.
 ///
 /// # Errors
 /// If an option is out of range, or a request does not fit.
@@ -99,10 +99,10 @@ pub fn launched_steps(
     Ok(steps)
 }
 
-/// The timeline of these requests, where `time` is that of a step on a stage.
+/// The timeline of these requests, where `time` returns the time of a step on a stage.
 ///
 /// # Errors
-/// As [`launched_steps`].
+/// Same as [`launched_steps`].
 pub fn simulate(
     requests: &[SimulatedRequest],
     longest: usize,

@@ -1,15 +1,15 @@
-//! The price of a step of a rank's program.
+//! The predicted cost of a step of one rank.
 
 use super::Bound;
 use crate::{passes::shard::MeshCosts, plan::StepSegment};
 use dsrun_core::{Result, op::Op, program::Program};
 
-/// What a step of a rank takes.
+/// The predicted cost of a step of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct StepCost {
-    /// Microseconds of calls that are bound by the bytes that they read and write.
+    /// Microseconds of memory-bound calls.
     pub(super) read_us: f64,
-    /// Microseconds of calls that are bound by their operations.
+    /// Microseconds of compute-bound calls.
     pub(super) compute_us: f64,
     /// Microseconds of the bytes of exchanges with other ranks.
     link_us: f64,
@@ -20,7 +20,7 @@ pub(super) struct StepCost {
 }
 
 impl StepCost {
-    /// Prices a program whose tensor axis has `ranks` ranks. Segments that few steps run are left out.
+    /// Computes the cost of a program whose tensor axis has `ranks` ranks. Segments that few steps run are ignored.
     pub(super) fn of(program: &Program, costs: &MeshCosts, ranks: usize) -> Result<Self> {
         let mut cost = Self::default();
         let usual = |segment: usize| {
@@ -45,7 +45,7 @@ impl StepCost {
                     (costs.gather(exchanged(), ranks), costs.gather(0.0, ranks))
                 }
                 Op::Send(_) => (costs.send(exchanged()), costs.send(0.0)),
-                // Its time is that of the send.
+                // The transfer is counted at the send.
                 Op::Receive(_) => (0, 0),
                 op => {
                     let work = costs.work(op, op, &operands, &results);
@@ -74,7 +74,7 @@ impl StepCost {
         self.read_us + self.compute_us + self.exchange_us()
     }
 
-    /// What takes most of the time.
+    /// The bottleneck.
     pub(super) fn bound(&self) -> Bound {
         let parts = [
             (self.read_us, Bound::Memory),

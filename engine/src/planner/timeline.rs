@@ -1,4 +1,4 @@
-//! What each stage of a pipeline does when, on a virtual clock.
+//! The timeline of a pipeline: when each stage runs which step, on a virtual clock.
 
 use crate::schedule::LaunchedStep;
 use std::fmt::Write;
@@ -18,7 +18,7 @@ pub struct Span {
     pub tokens: usize,
 }
 
-/// What every stage of a pipeline does when.
+/// The timeline of a pipeline: when each stage runs which step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     /// The number of stages.
@@ -28,9 +28,9 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// The timeline of steps in the order in which they were launched. A stage begins with a step when it has ended the one before,
-    /// the stage before it has ended this one, and the host has read the tokens of all steps that it had read at the launch.
-    /// `time` is that of a step on a stage; the host takes none.
+    /// The timeline of steps, given in launch order. A stage starts a step once it has finished its previous step, the previous
+    /// stage has finished this step, and the steps that were complete at the launch are complete. `time` returns the time of a
+    /// step on a stage; host work takes no time.
     pub fn replay(steps: &[LaunchedStep], stages: usize, time: &dyn Fn(usize, &LaunchedStep) -> f64) -> Self {
         let mut spans = Vec::with_capacity(steps.len() * stages);
         let (mut free, mut ended) = (vec![0.0f64; stages], Vec::with_capacity(steps.len()));
@@ -53,7 +53,7 @@ impl Timeline {
         self.spans.iter().map(|span| span.end).fold(0.0, f64::max)
     }
 
-    /// The share of the stages' time, from the first step's beginning to the last one's end, in which they have nothing to do.
+    /// The pipeline bubble: the share of time in which stages are idle, from the start of the first step to the end of the last.
     pub fn bubble(&self) -> f64 {
         let all = self.end() * self.stages as f64;
         let busy: f64 = self.spans.iter().map(|span| span.end - span.start).sum();
