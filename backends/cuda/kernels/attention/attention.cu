@@ -1,24 +1,24 @@
 /*
- * paged_attention and attention, on plain arithmetic.
+ * paged_attention and attention on CUDA cores, for all types and devices.
  *
- * A tile is TOKENS queries of a sequence by HEADS query heads that share a KV head: ROWS rows, at most 8. Grid: (tiles, KV
- * heads times parts of their groups, splits of the keys). Every block finds its sequence by itself, by scanning the lengths
- * 32 at a time, so no work list is needed and one launch serves prompts and single tokens alike.
+ * A tile is TOKENS queries of a sequence by HEADS query heads that share a KV head: ROWS rows, at most 8. Grid: (tiles, KV heads
+ * times tiles per head group, splits of the keys). Every block finds its sequence by scanning the lengths 32 at a time, so no
+ * work list is needed and one launch serves prefill and decode.
  *
- * A block of 4 warps walks over its share of the keys. A key is read by LANES lanes, 8 elements (16 bytes of half precision)
- * each; a warp reads 32 / LANES keys at once and two such sets ahead, straight from the cache to registers: the cache is read
- * once per tile and needs no shared memory. Each group of lanes keeps the running maximum, sum and weighted values of every
- * row; at the end they are merged in shared memory, in a fixed order.
+ * A block of 4 warps iterates over its share of the keys. LANES lanes read a key, 8 elements (16 bytes of half precision) each. A
+ * warp reads 32 / LANES keys at once and prefetches two such sets, from the cache directly into registers: the KV cache is read
+ * once per tile and needs no shared memory. Each group of lanes keeps the running maximum, sum and weighted values of every row;
+ * at the end they are merged in shared memory, in a fixed order.
  *
- * With more than one split, blocks leave unnormalised results in scratch memory, and the one that comes last merges them; the
- * counter that finds it is back at 0 afterwards. How a row is split depends on its sequence's length alone.
+ * With more than one split, blocks write unnormalised results to scratch memory, and the block that finishes last merges them; it
+ * also resets the counter of finished blocks to 0. The number of splits of a row depends only on the length of its sequence.
  *
- * Sequences of PROMPT queries and more are left to the kernels for prompts; with PROMPT 0 there is no such kernel for the call.
- * Beside decode.cu sequences of less than FEWEST queries are left to that. What is between is rare, so there may be fewer blocks
- * than tiles: they take turns.
+ * Sequences of at least PROMPT queries are left to the prefill kernels; PROMPT is 0 if there is none for the call. When decode.cu
+ * runs too, it takes the sequences of fewer than FEWEST queries. Sequences between these bounds are rare, so there may be fewer
+ * blocks than tiles, and each block loops over tiles.
  *
- * Bytes: keys and values once per tile. Right for decoding; prompts would read them once per tile of 8 rows, through the L2, and
- * would use no tensor cores.
+ * Bytes: keys and values once per tile. Efficient for decode; long prefills would read them once per tile of 8 rows from the L2
+ * and would not use tensor cores.
  */
 #define ROWS (TOKENS * HEADS)
 #define WARPS 4
@@ -28,10 +28,10 @@
 #define VALUE_PIECES ((VALUE_SIZE + LANES * 8 - 1) / (LANES * 8))
 #define AHEAD (ROWS > 4 ? 2 : 4)
 
-/* The fewest keys worth a split. */
+/* Minimum number of keys per split. */
 #define SHARE 32
 
-/* 8 elements of a row of `size`, from element `at` on; zeros behind the last. */
+/* 8 elements of a row of `size`, from element `at` on; zeros past the end. */
 template <typename T, int Size, bool Vectors> __device__ inline void load(const T* row, int at, float (&out)[8]) {
     if (Vectors && Size % 8 == 0) {
         if (at < Size) {
@@ -48,10 +48,10 @@ template <typename T, int Size, bool Vectors> __device__ inline void load(const 
     for (int i = 0; i < 8; ++i) out[i] = at + i < Size ? widen(row[at + i]) : 0.0f;
 }
 
-/* What a block works on. */
+/* The tile of a block. */
 struct Tile { i64 start, length, total, first, count; };
 
-/* The tile of this number, by scanning the sequences' lengths; false if there are fewer. */
+/* Finds tile `number` by scanning the lengths of the sequences; returns false if there are fewer tiles. */
 __device__ bool find_tile(const AttentionParams& a, i64 sequences, i64 number, i64& sequence, Tile& tile) {
     int lane = threadIdx.x % 32;
     for (i64 base = 0; base < sequences; base += 32) {
@@ -79,7 +79,7 @@ __device__ bool find_tile(const AttentionParams& a, i64 sequences, i64 number, i
     return false;
 }
 
-/* Whether the token at `position` (row `row` of the batch) sees key `key`. */
+/* Whether the token at `position` (row `row` of the batch) attends to key `key`. */
 __device__ inline bool sees(const AttentionParams& a, const Tile& tile, i64 position, i64 row, i64 key) {
 #if MASK == 1
     bool seen = key <= position;
@@ -95,7 +95,7 @@ __device__ inline bool sees(const AttentionParams& a, const Tile& tile, i64 posi
     return seen;
 }
 
-/* Writes a row from its sum of weighted values. `shared` rows are of VALUE_SIZE. */
+/* Writes a row, given its sum of weighted values. `shared` rows have VALUE_SIZE elements. */
 __device__ void finish(const AttentionParams& a, i64 row, i64 head, float maximum, float sum, const float* values) {
     bool empty = sum == 0.0f;
     if (a.sinks && !empty) {
@@ -116,14 +116,14 @@ __device__ void finish(const AttentionParams& a, i64 row, i64 head, float maximu
     }
 }
 
-/* Everything for the tile of this number, or a split of it. For whole blocks. */
+/* Computes a tile, or one split of it. All threads of the block must call. */
 __device__ void attend(const PlainAttentionParams& p, i64 number, i64 sequence, const Tile& tile, i64 tokens) {
     const AttentionParams& a = p.attention;
     __shared__ float maxima[PARTS][ROWS], sums[PARTS][ROWS];
     __shared__ float values[PARTS][ROWS][VALUE_SIZE];
     __shared__ bool last;
 
-    /* Keys that any row of the tile sees. */
+    /* The range of keys that any row of the tile attends to. */
     i64 before = tile.total - tile.length, from = 0, to = tile.total;
     if (MASK == 1) to = before + tile.first + tile.count < to ? before + tile.first + tile.count : to;
     if (a.window > 0) {
@@ -237,7 +237,7 @@ __device__ void attend(const PlainAttentionParams& p, i64 number, i64 sequence, 
             }
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u) {
-                /* What is not seen must not count, not even by its NaN. */
+                /* Masked keys must not contribute, not even with a NaN. */
                 if (scores[u] == -infinity()) continue;
                 float weight = expf(scores[u] - top);
                 sum[r] += weight;
@@ -268,7 +268,7 @@ __device__ void attend(const PlainAttentionParams& p, i64 number, i64 sequence, 
     }
     __syncthreads();
 
-    /* Each warp merges its rows; the result takes the place of the first part. */
+    /* Each warp merges its lanes' rows; the result overwrites the first part. */
     i64 slot = number * gridDim.y + blockIdx.y;
     for (int r = warp; r < ROWS; r += WARPS) {
         float largest = -infinity(), total = 0.0f;
@@ -314,7 +314,7 @@ __device__ void attend(const PlainAttentionParams& p, i64 number, i64 sequence, 
         if (r / HEADS >= tile.count || row < 0 || row >= tokens) continue;
         const float* own = p.partial + (slot * p.splits * ROWS + r) * (VALUE_SIZE + 2);
         i64 step = ROWS * (VALUE_SIZE + 2);
-        /* There are at most 32 splits: a lane knows the maximum and the sum of one. */
+        /* There are at most 32 splits, so each lane holds the maximum and the sum of one. */
         float here = lane < splits ? __ldcg(own + lane * step) : -infinity();
         float amount = lane < splits ? __ldcg(own + lane * step + 1) : 0.0f;
         float largest = here;
@@ -340,7 +340,8 @@ __device__ void attend(const PlainAttentionParams& p, i64 number, i64 sequence, 
     }
 }
 
-/* Whether there is any sequence for this kernel. All of the block look, each at some of them: scanning takes much longer. */
+/* Whether this kernel has any sequence to process. All threads of the block check a part each: a scan by one warp takes much
+ * longer. */
 __device__ inline bool any_tile(const AttentionParams& a, i64 sequences) {
     bool any = false;
     for (i64 sequence = threadIdx.x; sequence < sequences; sequence += WARPS * 32) {
@@ -358,7 +359,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const __grid_
     if (FEWEST > 1 && !any_tile(a, sequences)) return;
     for (i64 number = blockIdx.x; find_tile(a, sequences, number, sequence, tile); number += gridDim.x) {
         attend(p, number, sequence, tile, tokens);
-        /* Where tiles are not rare, each has blocks of its own. */
+        /* Where tiles are not rare, each tile has its own block. */
         if (FEWEST == 1) break;
         __syncthreads();
     }

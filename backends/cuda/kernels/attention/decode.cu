@@ -1,25 +1,26 @@
 /*
- * paged_attention of single tokens, few of them: the keys of a tile are split until all SMs have work. token.cuh defines tiles and
- * the work of a warp; decode_even.cu runs many tiles.
+ * paged_attention of single tokens, for few tiles: the keys of a tile are split until all SMs have work. token.cuh defines tiles
+ * and the work of a warp; decode_even.cu is for many tiles.
  *
- * Grid: (KV heads times parts of their groups, rows, splits of the keys), blocks of 4 warps. With SINGLES the grid has sequences
- * instead of rows, and those of several tokens, the prompts of the step, are skipped. In this order neighbouring blocks read the heads of
- * the same pages at about the same time; these are contiguous, and whole pages are read faster than pieces of 4 KiB in random order.
+ * Grid: (KV heads times tiles per head group, rows, splits of the keys), blocks of 4 warps. With SINGLES the grid has sequences
+ * instead of rows, and sequences of several tokens, the prefill of the step, are skipped. In this order neighbouring blocks read
+ * the heads of the same pages at about the same time; these are contiguous, and whole pages are read faster than 4 KiB pieces in
+ * random order.
  *
- * Keys are taken 16 at a time, by one warp: of the units of 16 keys, unit `u` belongs to warp `u % 4` of split `u / 4 % live`,
- * with as many splits live as the length is worth. So the first unit of a warp does not depend on the length, and its page is
- * looked up along with it.
+ * A warp processes 16 keys at a time, a unit: unit `u` belongs to warp `u % 4` of split `u / 4 % live`, where `live`, the number
+ * of active splits, depends on the length. So the first unit of a warp does not depend on the length, and its page is looked up
+ * together with it.
  *
- * Each warp keeps the running maximum, sum and weighted values of its keys; the block merges its warps in shared memory, and
- * the CLUSTER splits of a cluster merge theirs through distributed shared memory: each block sends each other one the elements that the other
- * one merges. Several clusters are merged through scratch memory by the block that ends last, in the order of the splits; it resets the
- * counter of finished blocks to 0.
+ * Each warp keeps the running maximum, sum and weighted values of its keys; the block merges its warps in shared memory, and the
+ * CLUSTER splits of a cluster are merged through distributed shared memory: each block sends every other block the elements which
+ * that block merges. Several clusters are merged through scratch memory by the block that ends last, in the order of the splits;
+ * it resets the counter of finished blocks to 0.
  *
- * With QUANTISED, the number of blocks of a row, rows are also quantised as by quant_per_token, each by the block of the row that ends
- * last. This replaces a launch that would wait for all rows.
+ * With QUANTISED, the number of blocks of a row, rows are also quantised as by quant_per_token, each by the block of the row that
+ * ends last. This replaces a launch that would wait for all rows.
  *
- * Bytes: keys and values once. Floor for few keys: a chain of dependent reads (lengths and page, keys, other blocks'
- * results, and the wait in front). Measured figures: docs/src/performance/cuda.md.
+ * Bytes: keys and values once. Floor for few keys: a chain of dependent reads (lengths and page, keys, other blocks' results, and
+ * the wait for the preceding kernel). Measured figures: docs/src/performance/cuda.md.
  */
 #define WARPS 4
 #define VALUE_ROW (VALUE_SIZE + 4)
@@ -30,7 +31,7 @@
 #define CLUSTERED __cluster_dims__(1, 1, CLUSTER)
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ inline void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-/* Stores to another block's shared memory, at the offset that `at` has in this block's. */
+/* Store to the shared memory of another block of the cluster, at the offset that `at` has in this block's. */
 __device__ inline void store_to(float4* at, float4 v, int rank) {
     asm volatile("{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
                  "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};\n}"
@@ -52,7 +53,7 @@ __device__ inline void store_to(float2* at, float2 v, int) { *at = v; }
 struct Tile { int sequence, row, position, keys; };
 
 #if SINGLES
-/* The row of a sequence of one row; false if it has none or several. */
+/* The row of a sequence with exactly one row; false for all others. */
 __device__ bool find_tile(const AttentionParams& a, Extent::Loaded loaded, int sequence, Tile& tile) {
     int length = a.query_length[sequence];
     tile.sequence = sequence;
@@ -100,7 +101,7 @@ __device__ bool find_tile(const AttentionParams& a, Extent::Loaded loaded, int r
 }
 #endif
 
-/* Adds a part, with its own maximum and sum, to a total whose maximum is known. */
+/* Adds a partial result, with its own maximum and sum, to a total whose maximum is known. */
 __device__ inline void merge(float4& merged, float& total, float largest, float maximum, float amount, float4 part) {
     if (amount == 0.0f) return;
     float factor = power(maximum - largest);
@@ -111,7 +112,8 @@ __device__ inline void merge(float4& merged, float& total, float largest, float 
     merged.w += part.w * factor;
 }
 
-/* The number of splits in use for so many units: up to one cluster as many as there is work for, or twice as many; beyond that, whole clusters. */
+/* The number of active splits for this many units: up to one cluster, as many as there is work for, or twice as many; beyond
+ * that, whole clusters. */
 __device__ inline int live_splits(int units, int splits) {
     int live = (units + WARPS - 1) / WARPS;
     if (live > CLUSTER) live = CLUSTER > 1 && live <= 2 * CLUSTER ? CLUSTER : (live + CLUSTER - 1) / CLUSTER * CLUSTER;
@@ -153,7 +155,7 @@ __device__ inline void finish(const AttentionParams& a, i64 row, int head, int a
 #define COLUMNS (QUANTISED * HEADS * VALUE_SIZE)
 #define OWN ((COLUMNS + WARPS * 32 * 8 - 1) / (WARPS * 32 * 8))
 
-/* Quantises a row, by the block of the row that ends last. The other blocks exit, which makes room for blocks of the next kernel. */
+/* Quantises a row, by the block of the row that ends last. The other blocks exit, which frees their SMs for the next kernel. */
 __device__ inline void quantise_row(const AttentionParams& a, const QuantisedRows& quantised, int row) {
     __shared__ float tops[WARPS];
     __shared__ bool last;
@@ -206,8 +208,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const 
     __shared__ float maxima[WARPS][HEADS], amounts[WARPS][HEADS];
     __shared__ __align__(16) float sums[WARPS][HEADS][VALUE_ROW];
     /*
-     * What blocks of a cluster leave with the one that merges it: elements, and their maximum and sum. A block by itself leaves
-     * them to itself in the place of its first warp's, where each thread has read what it overwrites.
+     * The buffer through which blocks of a cluster send elements, with their maximum and sum, to the block that merges them. A
+     * block without a cluster uses the memory of its first warp's results instead, where each thread has already read what it
+     * overwrites.
      */
 #if CLUSTER > 1
     __shared__ float4 left[ITEMS + CLUSTER];
@@ -279,7 +282,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const 
         await_copies<STAGES - 1>();
         __syncwarp();
         running.take(own + stage * STAGE, there, tile.position - base, a.scale, a.softcap, queries);
-        /* Into the stage just read, once all lanes have read it. */
+        /* Refills the stage just read, once all lanes have read it. */
         __syncwarp();
         fetch(later, stage, page_later);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
@@ -315,7 +318,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const 
         for (int w = 0; w < WARPS; ++w) merge(merged, total, largest, maxima[w][head], amounts[w][head], *(const float4*)&sums[w][head][at]);
         int place = rank * each + item - owner * each;
         store_to(left_at(place, head, at), merged, owner);
-        /* A block alone has one place for these in each head. */
+        /* A block without a cluster needs only one entry per head. */
         if (CLUSTER > 1 || at == 0) store_to(scales_at(place, head), make_float2(largest, total), owner);
     }
     __syncwarp();
@@ -349,7 +352,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const 
         } else {
             float* out = partial + (split / CLUSTER * HEADS + head) * VALUE_ROW;
             __stcg((float4*)(out + at), merged);
-            /* Every block with a part of the head writes the same value, because no block waits for another. */
+            /* Every block that merges a part of the head writes the same value, so that no block waits for another. */
             if (at == 0 || own == 0) __stcg((float4*)(out + VALUE_SIZE), make_float4(largest, total, 0.0f, 0.0f));
         }
     }

@@ -1,40 +1,40 @@
 /*
- * paged_attention of single tokens where there are many: every warp has the same number of keys to read. What a tile is, and what
- * a warp does with it: token.cuh. Of few tiles: decode.cu.
+ * paged_attention of single tokens, for many tiles: balances keys over persistent warps. token.cuh defines tiles and the work of
+ * a warp; decode.cu is for few tiles.
  *
- * The units of 16 keys of all tiles stand in a row: entry after entry, for each column after column (KV heads times parts of their
- * groups), for each all its units. An entry is a row, or, with SINGLES, a sequence: only those of one token are taken then, the
- * others of the step are prompts. Grid: a block for each multiprocessor, which stays; of the row of units each of its WARPS warps
- * takes the same share, so all end together, however long the sequences are. A warp's ring runs on across the ends of tiles: what
- * comes next is on its way while the last results are written.
+ * Work is counted in units of 16 keys. All units of the step form one sequence: for each entry, for each column (KV heads times
+ * tiles per head group), the units of its keys. An entry is a row or, with SINGLES, a sequence; then only sequences of one token
+ * are processed, the others are prefill. Grid: one persistent block per SM. Every warp takes an equal, contiguous share of the
+ * units, so all warps finish together whatever the lengths of the sequences. A warp's ring buffer runs on across tile boundaries:
+ * the next keys are loading while results are written.
  *
- * Where a block's share begins it has to find out: each adds up the units of all entries first, in shared memory.
+ * To find its share, each block first computes the prefix sum of the units of all entries, in shared memory.
  *
- * A tile that several warps share (of 16 bytes a lane and step) is left in scratch memory by each; the one that comes last merges
- * them in their order. A warp begins in the middle of one tile at most and ends in the middle of one at most: two places for each.
- * The counter that finds the last is back at 0 afterwards.
+ * If several warps share a tile, each writes a partial result to scratch memory, and the warp that finishes last merges them in
+ * order. A share has at most one incomplete tile at its start and one at its end, so each warp has two slots in scratch memory.
+ * The merging warp resets the counter to 0.
  *
  * Bytes: keys and values once. Measured figures: docs/src/performance/cuda.md.
  */
 #define THREADS (WARPS * 32)
-/* Entries that a thread adds up. */
+/* Entries per thread in the prefix sum. */
 #define ENTRIES_EACH ((ENTRIES + THREADS - 1) / THREADS)
-/* A share of fewer units is not worth its merging. */
+/* Minimum number of units per share: smaller shares cost more to merge than they save. */
 #define FEWEST 4
 #define NONE (-2147483647 - 1)
-/* Floats of what is left of a tile: 4 of a lane at a time, then the shift and the sum of every head. */
+/* Floats of a tile's partial result: vectors of 4 per lane, then the shift and the sum of every head. */
 #define FOURS (EIGHTS * VALUE_STEPS)
 #define PLACE (FOURS * 128 + EIGHTS * 16)
 
 /* The entries of the step. */
 struct Entries {
-    /* Units up to the end of each, of one column. */
+    /* Inclusive prefix sum of the units of a column, by entry. */
     int ends[ENTRIES];
-    /* Position of the token, or NONE, and the row of a sequence or the sequence of a row. */
+    /* Position of the token, or NONE; and the row of a sequence, or the sequence of a row. */
     int position[ENTRIES], other[ENTRIES];
 };
 
-/* The keys that a token sees. */
+/* The keys that a token attends to. */
 __device__ inline Span span_of(const AttentionParams& a, int position) {
     Span span = {nullptr, 0, position + 1};
     if (WINDOW && position - (int)a.window + 1 > 0) span.from = position - (int)a.window + 1;
@@ -42,13 +42,13 @@ __device__ inline Span span_of(const AttentionParams& a, int position) {
     return span;
 }
 
-/* Units of a token's keys: at least one, or nobody would write its row. */
+/* The number of units of a token's keys: at least one, because a warp must write its row. */
 __device__ inline int units_of(const Span& span) {
     int units = span.to > span.from ? (span.to + UNIT - 1) / UNIT - span.from / UNIT : 0;
     return units > 1 ? units : 1;
 }
 
-/* All entries, with their units added up. For whole blocks. */
+/* Collects all entries and computes the prefix sum of their units. All threads of the block must call. */
 __device__ inline void gather(const AttentionParams& a, i64 tokens, i64 sequences, Entries& all) {
     __shared__ int of_warp[WARPS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -94,7 +94,7 @@ __device__ inline void gather(const AttentionParams& a, i64 tokens, i64 sequence
     __syncthreads();
 }
 
-/* A place in the row of all units. */
+/* A position in the sequence of all units. */
 struct Cursor {
     int at, entry, column, unit, units, position;
     Span span;
@@ -108,7 +108,7 @@ struct Cursor {
 
     __device__ inline Cursor(const AttentionParams& a, const Entries& all, int columns, int number) {
         at = number;
-        /* The first entry that ends behind it. */
+        /* Binary search for the entry that contains the unit. */
         int low = 0, high = ENTRIES - 1;
         while (low < high) {
             int middle = (low + high) / 2;
@@ -122,7 +122,7 @@ struct Cursor {
         unit = within % units;
     }
 
-    /* On to the next; there is one as long as `at` is less than all. */
+    /* Advances to the next unit, which exists while `at` is less than the total. */
     __device__ inline void next(const AttentionParams& a, const Entries& all, int columns, int end) {
         ++at;
         if (++unit < units) return;
@@ -134,7 +134,7 @@ struct Cursor {
         enter(a, all);
     }
 
-    /* Its unit among those of the sequence, and that one's page. */
+    /* The unit's index within the sequence, and its page. */
     __device__ inline int number() const { return span.from / UNIT + unit; }
     __device__ inline int page(const AttentionParams& a) const {
         int index = number() * UNIT / SLOTS;
@@ -142,7 +142,7 @@ struct Cursor {
     }
 };
 
-/* Writes what was found in all of a tile. */
+/* Writes the final result of a tile. */
 __device__ inline void finish(const AttentionParams& a, i64 row, int first, const Running& running, const float (&amount)[EIGHTS][2]) {
     int lane = threadIdx.x % 32, part = lane % 4, group = lane / 4;
 #pragma unroll
@@ -156,7 +156,7 @@ __device__ inline void finish(const AttentionParams& a, i64 row, int first, cons
             factor[i] = ending.of(1.0f);
             if (real && a.log_sum_exp.first && group == 0) a.log_sum_exp.at(row, first + head) = ending.log();
         }
-        /* A lane has an element of two heads, and writes two of a head. */
+        /* A lane has one element of two heads; exchanged, it writes two elements of one head. */
         Q* y = a.y.row(row) + (first + eight * 8 + group) * VALUE_SIZE + part * 2;
 #pragma unroll
         for (int n = 0; n < VALUE_STEPS * 2; ++n) {
@@ -167,7 +167,7 @@ __device__ inline void finish(const AttentionParams& a, i64 row, int first, cons
     }
 }
 
-/* Leaves a part of a tile in scratch memory. */
+/* Writes a partial result of a tile to scratch memory. */
 __device__ inline void leave(float* place, const Running& running, const float (&amount)[EIGHTS][2]) {
     int lane = threadIdx.x % 32, part = lane % 4;
 #pragma unroll
@@ -183,7 +183,7 @@ __device__ inline void leave(float* place, const Running& running, const float (
     }
 }
 
-/* Adds what was left of a tile. */
+/* Merges the partial results of a tile. */
 __device__ inline void add(const float* place, Running& running, float (&amount)[EIGHTS][2]) {
     int lane = threadIdx.x % 32, part = lane % 4;
 #pragma unroll
@@ -227,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(const __gri
 
     Vector* own = ring + warp * STAGES * STAGE;
     Cursor taken(a, all, columns, begin), fetched = taken;
-    /* Which of the keys that a lane weighs are there: 2 bits a stage. */
+    /* Which of the keys that a lane weighs exist: 2 bits per stage. */
     u32 present = 0;
     auto fetch = [&](int stage, int page) {
         present &= ~(3u << (2 * stage));
@@ -262,10 +262,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(const __gri
         u32 there = present >> (2 * stage) & 3;
         await_copies<STAGES - 1>();
         __syncwarp();
-        /* Of a token without keys nothing was copied. */
+        /* Nothing was copied for a token without keys. */
         bool any = taken.span.to > taken.span.from;
         if (any) running.take(own + stage * STAGE, there, taken.position - taken.number() * UNIT, a.scale, a.softcap, queries);
-        /* Into the place just read, when all lanes have read it. */
+        /* Refills the stage just read, once all lanes have read it. */
         __syncwarp();
         fetch(stage, page_later);
         stage = stage == STAGES - 1 ? 0 : stage + 1;

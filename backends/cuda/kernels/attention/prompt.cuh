@@ -1,22 +1,21 @@
 /*
- * What the kernels for prompts share: which sequences are prompts, how they are cut into tiles, who sees whom, and how a row
- * is finished.
+ * Shared code of the prefill kernels: which sequences are prefills, their tiles, masking, and writing a row.
  *
- * A prompt is a sequence of at least PROMPT queries in this step; shorter ones are left to the kernel for decoding. A tile
- * is TOKENS neighbouring queries by HEADS query heads that share a KV head, row r being query r / HEADS and head r % HEADS:
- * keys and values that are read once serve all of them. Every block finds its tiles by scanning the lengths, 32 at a time,
- * so there is no work list to make. The tiles of a sequence are counted from its end, where a causal mask leaves most to do.
+ * A prefill is a sequence of at least PROMPT queries in this step; shorter ones are left to the decode kernels. A tile is TOKENS
+ * consecutive queries by HEADS query heads that share a KV head; row r is query r / HEADS of head r % HEADS. Keys and values are
+ * read once for all rows. Every block finds its tiles by scanning the lengths 32 at a time, so no work list is needed. The tiles
+ * of a sequence are counted from its end, where a causal mask leaves the most work.
  *
- * Scores are kept in base 2: exp(scale * x) is 2^(scale * log2(e) * x), and the hardware has that power. Weights are rounded
- * to the type of the values. The largest f16 weight is not 1 but 2^15, so that weights do not lose bits as subnormal numbers
- * before they are 2^29 times smaller than the largest; with 1 it would be 2^14, and a large value can make up for that.
+ * Scores are kept in base 2: exp(scale * x) is 2^(scale * log2(e) * x), which the hardware computes. Weights are rounded to the
+ * type of the values. The largest f16 weight is 2^15 instead of 1, so that weights become subnormal and lose bits only when they
+ * are 2^29 times smaller than the largest (2^14 with 1), where even a large value cannot make them matter.
  */
 #define ROWS (TOKENS * HEADS)
 #define LOG2E 1.4426950408889634f
-/* The largest weight is two to this power. */
+/* Log2 of the largest weight. */
 #define LARGEST (HALF ? 15 : 0)
 
-/* What a block works on. Rows and positions fit into 32 bits: so the sizes of tensors and the lengths of sequences do. */
+/* A tile. Rows and positions fit into 32 bits, as the sizes of tensors and the lengths of sequences do. */
 struct Tile {
     const int* pages;    /* of the sequence */
     int row;             /* of its first query in the batch */
@@ -29,12 +28,12 @@ struct Tile {
     int from, to;        /* keys that any of its queries sees: from .. to */
 };
 
-/* Tiles of a sequence of so many queries. */
+/* The number of tiles of a sequence with `queries` queries. */
 __device__ inline i64 tiles_of(const AttentionParams& a, int length) {
     return length >= PROMPT ? (length + TOKENS - 1) / TOKENS * (a.kv_heads * a.parts) : 0;
 }
 
-/* Tiles of all sequences. For whole warps. */
+/* The number of tiles of all sequences. Whole warps must call. */
 __device__ inline i64 count_tiles(const AttentionParams& a, i64 sequences) {
     i64 tiles = 0;
 #pragma unroll 4
@@ -44,10 +43,10 @@ __device__ inline i64 count_tiles(const AttentionParams& a, i64 sequences) {
     return tiles;
 }
 
-/* How far a search has come: the tiles of all sequences in front of `base`. */
+/* The state of a search: `base` is the number of tiles of the sequences already passed. */
 struct Search { i64 base = 0, before = 0; };
 
-/* The tile of this number, or false if there are fewer. Numbers of one search may only grow. For whole warps. */
+/* Finds tile `number`; returns false if there are fewer. The numbers of one search must not decrease. Whole warps must call. */
 __device__ inline bool find_tile(const AttentionParams& a, i64 sequences, int tokens, i64 number, Search& search, Tile& tile) {
     int lane = threadIdx.x % 32;
     i64 heads = a.kv_heads * a.parts;
@@ -63,7 +62,7 @@ __device__ inline bool find_tile(const AttentionParams& a, i64 sequences, int to
         u32 reached = __ballot_sync(0xffffffffu, upto > number);
         if (reached) {
             int owner = __ffs(reached) - 1;
-            /* Tiles of a step are fewer than 2^31. */
+            /* The number of tiles of a step is below 2^31. */
             u32 item = (u32)(number - __shfl_sync(0xffffffffu, upto - items, owner)), head = item % (u32)heads;
             i64 sequence = base + owner;
             int own = __shfl_sync(0xffffffffu, length, owner);
@@ -76,7 +75,7 @@ __device__ inline bool find_tile(const AttentionParams& a, i64 sequences, int to
             tile.total = a.kv_length[sequence];
             tile.before = tile.total - own;
 #else
-            /* Rows past the extent are not there. */
+            /* Rows past the extent do not exist. */
             tile.total = own < tokens - tile.start ? own : tokens - tile.start;
             tile.before = 0;
 #endif
@@ -102,7 +101,7 @@ __device__ inline bool find_tile(const AttentionParams& a, i64 sequences, int to
     return false;
 }
 
-/* Whether the query at `position`, row `row` of the batch, sees key `key`. */
+/* Whether the query at `position`, row `row` of the batch, attends to key `key`. */
 __device__ inline bool sees(const AttentionParams& a, const Tile& tile, int position, int row, int key) {
     bool seen = key < tile.to;
 #if MASK == 1
@@ -117,7 +116,7 @@ __device__ inline bool sees(const AttentionParams& a, const Tile& tile, int posi
     return seen;
 }
 
-/* Whether all queries at `low` to `high` see all keys of `key` to `key + keys - 1`. */
+/* Whether all queries `low` to `high` attend to all keys `key` to `key + keys - 1`. */
 __device__ inline bool see_all(const AttentionParams& a, const Tile& tile, int low, int high, int key, int keys) {
     bool all = MASK != 3 && key + keys <= tile.to;
 #if MASK == 1
@@ -129,14 +128,14 @@ __device__ inline bool see_all(const AttentionParams& a, const Tile& tile, int l
     return all;
 }
 
-/* Powers of 2, to 2^-22 relative. */
+/* Powers of 2, with a relative error of 2^-22. */
 __device__ inline float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-/* Two values in one word, the first in its low half. */
+/* Packs two values into one word, the first into its low half. */
 __device__ inline u32 pack(float low, float high) {
     u32 both;
 #if __CUDA_ARCH__ < 800
@@ -150,8 +149,9 @@ __device__ inline u32 pack(float low, float high) {
 }
 
 /*
- * Scores of a thread for COLUMNS neighbouring 8-key columns and 2 rows, as products leave them: c[4 j + 2 i + k] is row i, key
- * 8 j + k of the thread's pair. The running maximum and sum of each row; `factor` is what older sums shrink by.
+ * Online softmax. Scores of a thread for COLUMNS consecutive 8-key columns and 2 rows, in the accumulator layout of the product:
+ * c[4 j + 2 i + k] is row i, key 8 j + k of the thread's pair. Updates the running maximum and sum of each row; `factor` is what
+ * earlier sums are scaled by.
  */
 struct Softmax {
     float maximum[2], sum[2];
@@ -161,7 +161,7 @@ struct Softmax {
     template <int Columns>
     __device__ inline void step(const AttentionParams& a, const Tile& tile, bool masked, int key,
                                 float (&c)[Columns * 4], float (&factor)[2]) {
-        /* From here on `c` times `unit` are scores in base 2. */
+        /* Below, `c` times `unit` are scores in base 2. */
         float unit = a.scale * LOG2E;
 #if SOFTCAP || ALIBI
 #pragma unroll
@@ -181,7 +181,7 @@ struct Softmax {
 #endif
         if (masked) {
 #if MASK != 3 && !WINDOW
-            /* The same as below in fewer instructions: all keys up to one are seen. */
+            /* The same as below in fewer instructions, for the case that only keys past a bound are masked. */
             int seen[2];
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
@@ -207,7 +207,7 @@ struct Softmax {
             for (int i = 0; i < Columns * 2; ++i) top = fmaxf(top, c[i / 2 * 4 + r * 2 + i % 2]);
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            /* Where nothing has been seen yet all powers are to be 0, not NaN. */
+            /* While no key has been seen, all powers must be 0 instead of NaN. */
             float base = top == -infinity() ? 0.0f : top * unit, shifted = base - LARGEST;
             factor[r] = exp2_fast(maximum[r] * unit - base);
             maximum[r] = top;
@@ -222,7 +222,7 @@ struct Softmax {
         }
     }
 
-    /* The sum over the row's four threads, with the sink; the factor of its values; its log_sum_exp. */
+    /* The sum over the row's four threads, including the sink; the factor of its values; its log_sum_exp. */
     __device__ inline void finish(const AttentionParams& a, int r, int head, float& factor, float& log) {
         float total = sum[r];
         total += __shfl_xor_sync(0xffffffffu, total, 1);

@@ -1,16 +1,15 @@
 /*
- * Attention of prompts on tensor cores by mma.sync (m16n8k16; sm_75 makes it of two m16n8k8): f16 or bf16 throughout (sm_75:
- * f16), heads of a multiple of 8 elements, up to 256.
+ * Prefill attention on tensor cores by mma.sync (m16n8k16; two m16n8k8 on sm_75): f16 or bf16 throughout (sm_75: f16), head sizes
+ * that are multiples of 8, up to 256.
  *
- * A block of 4 warps owns a tile of up to ROW_TILES * 64 rows (see prompt.cuh), each warp ROW_TILES * 16 of them; it walks
- * over the keys KEYS at a time. Queries stay in shared memory; keys and values arrive by asynchronous copies, values while
- * scores are made, the next keys while values are weighted. Scores, weights and results stay in registers: the layout in
- * which a product leaves scores is the one in which the next takes them as its left side. Rows are padded by 16 bytes, so
- * that the eight rows of an ldmatrix fall into different banks. Keys and values behind the sequence's end arrive as zeros,
- * so what lies there cannot count; what a row must not see is masked, but a NaN among the values of a tile reaches all rows
- * of it.
+ * A block of 4 warps owns a tile of up to ROW_TILES * 64 rows (see prompt.cuh), each warp ROW_TILES * 16 of them, and iterates
+ * over KEYS keys at a time. Queries stay in shared memory; keys and values arrive by asynchronous copies: values while scores are
+ * computed, the next keys while values are weighted. Scores, weights and results stay in registers: the accumulator layout of the
+ * scores is the operand layout of the weights in the next product. Rows are padded by 16 bytes, so that ldmatrix has no bank
+ * conflicts. Keys and values past the end of the sequence are read as zeros and contribute nothing. Masked scores have no weight,
+ * but a NaN among the values of a tile reaches all its rows.
  *
- * Grid: (tiles times KV heads times parts of their groups). Products: 4 * KEY_SIZE per row and key seen, with VALUE_SIZE
+ * Grid: (tiles times KV heads times tiles per head group). Operations: 4 * KEY_SIZE per row and visible key, if VALUE_SIZE is
  * equal. Bytes: keys and values once per tile, mostly from the L2. The floor is the rate of mma.sync, on Hopper about 60% of
  * wgmma's. Measured on an H200, causal, 32 heads on 8, 128 elements, bf16: 253 TFLOP/s at 4096 tokens.
  */
@@ -21,7 +20,7 @@
 #define VALUE_TILES ((VALUE_SIZE + 15) / 16 * 2)
 #define KEY_CHUNKS (KEY_STEPS * 2)
 #define VALUE_CHUNKS VALUE_TILES
-/* Bytes from row to row in shared memory. */
+/* Row stride in shared memory, in bytes. */
 #define KEY_PITCH ((KEY_CHUNKS + 1) * 16)
 #define VALUE_PITCH ((VALUE_CHUNKS + 1) * 16)
 
@@ -53,7 +52,7 @@ __device__ inline void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1
 #endif
 }
 
-/* 16 bytes into shared memory, or zeros. */
+/* Copies 16 bytes into shared memory, or writes zeros. */
 __device__ inline void copy(void* to, const void* from, bool real) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -64,19 +63,20 @@ __device__ inline void copy(void* to, const void* from, bool real) {
 #endif
 }
 
-/* Ends a set of copies, and waits for all of them. */
+/* Commits a group of copies, and waits for all groups. */
 __device__ inline void await_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
-/* Keys or values `key` to `key + KEYS - 1` of the tile's KV head: rows of SIZE elements, CHUNKS * 16 bytes with zeros. */
+/* Copies keys or values `key` to `key + KEYS - 1` of the tile's KV head: rows of SIZE elements, padded with zeros to CHUNKS * 16
+ * bytes. */
 template <int Size, int Chunks, int Pitch>
 __device__ inline void fetch(const AttentionParams& a, const Tile& tile, const Q* base, const Strides& strides, int key, u8* to) {
     constexpr int count = (KEYS * Chunks + THREADS - 1) / THREADS;
     base += tile.kv_head * strides.head;
-    /* All pages first: their loads are under way together. */
+    /* All page numbers are loaded first, so that their latencies overlap. */
     int pages[count];
 #pragma unroll
     for (int i = 0; i < count; ++i) {
@@ -102,14 +102,14 @@ __device__ inline void fetch(const AttentionParams& a, const Tile& tile, const Q
     }
 }
 
-/* Four words in each of four neighbouring lanes, transposed. */
+/* Transposes four words in each of four neighbouring lanes. */
 __device__ inline void transpose(u32 (&word)[4]) {
 #pragma unroll
     for (int bit = 1; bit <= 2; bit *= 2) {
         bool upper = threadIdx.x & bit;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            /* A word of the lower lane's that belongs to the upper, and the other way round. */
+            /* Exchanges a word between the lower and the upper lane of a pair. */
             int low = bit == 1 ? i * 2 : i, high = low + bit;
             u32 got = __shfl_xor_sync(0xffffffffu, upper ? word[low] : word[high], bit);
             word[low] = upper ? got : word[low];
@@ -119,8 +119,8 @@ __device__ inline void transpose(u32 (&word)[4]) {
 }
 
 /*
- * Writes row `r` of a thread's two, times `factor`: TILES columns of 8 values, of which four threads hold two each. For
- * whole warps, whether the row is real or not.
+ * Writes row `r` of a thread's two, times `factor`: TILES columns of 8 values, of which four threads hold two each. Whole warps
+ * must call, also for rows that do not exist.
  */
 template <int Tiles>
 __device__ inline void write_row(const AttentionParams& a, bool real, int row, int head, int r, float factor, const float* values) {
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prompt_mma(const __grid_co
     int begin = tile.from / KEYS * KEYS;
     if (begin < tile.to) fetch<KEY_SIZE, KEY_CHUNKS, KEY_PITCH>(a, tile, a.keys, a.key_strides, begin, keys);
 
-    /* Where a lane reads: left sides and transposed matrices by rows first, right sides by columns first. */
+    /* The addresses for ldmatrix: the A operand and transposed matrices iterate rows first, the B operand columns first. */
     int matrix = lane / 8, left = (matrix % 2 * 8 + lane % 8), right = (matrix / 2 * 8 + lane % 8);
     u32 query_from = shared_address(queries) + (warp * ROW_TILES * 16 + left) * KEY_PITCH + matrix / 2 * 16;
     u32 key_from = shared_address(keys) + right * KEY_PITCH + matrix % 2 * 16;

@@ -1,29 +1,29 @@
 /*
- * Attention of prompts on Hopper's tensor cores (sm_90a): f16 or bf16 throughout, heads of a multiple of 16 elements, up to
- * 128.
+ * Prefill attention by wgmma (sm_90a): f16 or bf16 throughout, head sizes that are multiples of 16, up to 128.
  *
- * A block of three warpgroups stays on its multiprocessor and takes tiles of up to 128 rows (see prompt.cuh) in turn. Two
- * warps of the first group fetch, one queries and keys, one values: 128 at a time into rings of STAGES, by the bulk copy engine,
- * a page at a time, laid out as wgmma wants them (rows of 128 bytes, swizzled; larger heads in two halves, which one copy brings
- * if WHOLE). What lies outside a tensor, page -1 included, arrives as zeros. The two other groups own 64 rows each, with scores,
- * weights and results in registers. They take turns at the tensor cores, so that one multiplies while the other makes weights of
- * its scores. Results leave through the place of their queries, by whole rows.
+ * A persistent block of three warpgroups per SM processes tiles of up to 128 rows (see prompt.cuh). Two producer warps of the
+ * first group issue TMA copies, one of queries and keys, one of values: 128 keys at a time into ring buffers of STAGES stages,
+ * page by page, in the layout that wgmma reads (rows of 128 bytes, swizzled; larger heads in two halves, which one copy brings if
+ * WHOLE). What lies outside a tensor, page -1 included, is filled with zeros. Each of the two consumer groups owns 64 rows, with
+ * scores, weights and results in registers. The groups alternate on the tensor cores, so that one multiplies while the other
+ * computes softmax. Results are staged in the shared memory of their queries and written as whole rows.
  *
- * The warp that fetches keys finds the tiles, too: the first of a block has the number of the block, and for the next it asks a
- * counter before the last keys of the one in hand, so whoever is done first has the next. Queries of two tiles may be there: those
- * of the next arrive while the last results are written. The counter is asked as often as there are tiles, and is back at 0 then.
+ * The warp that copies keys also schedules tiles: the first tile of a block has the number of the block; the next one comes from
+ * an atomic counter, which is read before the last keys of the current tile, so the block that finishes first takes it. Queries
+ * are double-buffered: those of the next tile arrive while the last results are written. The counter is incremented once per tile
+ * and then reset to 0.
  *
- * Values behind the end of a sequence are cleared before they are used, as they may be NaN; what a row must not see is masked, but
- * a NaN among the values of a sequence reaches all rows of a tile.
+ * Values past the end of a sequence are cleared before use, as they may be NaN. Masked scores have no weight, but a NaN among the
+ * values of a sequence reaches all rows of a tile.
  *
- * Products: 4 * KEY_SIZE per row and key seen, with VALUE_SIZE equal; a 128-row tile computes whole squares of 128 keys.
- * Bytes: 64 KiB of keys and values from the L2 for every 128 keys of a tile, 2048 cycles of tensor cores. The floor is their
- * rate: 4096 operations per cycle and multiprocessor; the 16384 powers of a turn take half as long and are hidden. Measured
- * on an H200, causal, 32 heads on 8, 128 elements, bf16: 590 TFLOP/s at 4096 tokens, 520 at 2048; a turn takes about 1.7
- * microseconds, the beginning and end of a tile about 3 together, which is what short prompts pay.
+ * Operations: 4 * KEY_SIZE per row and visible key, if VALUE_SIZE is equal; a 128-row tile computes whole squares of 128 keys.
+ * Bytes: 64 KiB of keys and values from the L2 per 128 keys of a tile, against 2048 cycles of tensor cores. The floor is the rate
+ * of the tensor cores: 4096 operations per cycle and SM; the 16384 exponentials of an iteration take half as long and are hidden.
+ * Measured on an H200, causal, 32 heads on 8, 128 elements, bf16: 590 TFLOP/s at 4096 tokens, 520 at 2048; an iteration takes
+ * about 1.7 microseconds, the beginning and end of a tile about 3 together, which short prompts pay.
  */
 #define STAGES 2
-/* Tiles whose queries may be there: while one is worked on, those of the next arrive. */
+/* Query buffers: while one tile is computed, the queries of the next arrive. */
 #define TILES 2
 #define KEYS 128
 #define GROUPS 2
@@ -34,12 +34,12 @@
 #define HALF_BYTES (KEYS * 128)
 #define KEY_BYTES (KEY_HALVES * HALF_BYTES)
 #define VALUE_BYTES (VALUE_HALVES * HALF_BYTES)
-/* Queries of a tile, and then its results. */
+/* The queries of a tile, later its results. */
 #define TILE_BYTES (KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES)
-/* Keys that one copy brings, and copies for a turn: of both halves at once, or of each. */
+/* Keys per copy, and copies per iteration: of both halves at once, or of each. */
 #define BOX (PAGED && SLOTS < KEYS ? SLOTS : KEYS)
 #define BOXES (KEYS / BOX)
-/* How far apart are 8 keys and the next 8, and halves, of keys and of values. */
+/* Distances in bytes between groups of 8 keys, and between halves, of keys and of values. */
 #define GROUP_STEP(halves) (WHOLE ? (halves) * 1024 : 1024)
 #define HALF_STEP (WHOLE ? 1024 : HALF_BYTES)
 
@@ -51,8 +51,8 @@ struct Barriers {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
 /*
- * What wgmma is told of a matrix in shared memory: address, distance of column blocks (values: 64 elements), distance of 8
- * rows, and that rows of 128 bytes are swizzled.
+ * The wgmma descriptor of a matrix in shared memory: address, distance of column blocks (values: 64 elements), distance of 8
+ * rows, and the 128-byte swizzle.
  */
 __device__ inline u64 matrix_at(u32 address, u32 halves, u32 groups) {
     return (u64)(address >> 4 & 0x3fff) | (u64)(halves >> 4) << 16 | (u64)(groups >> 4) << 32 | 1ull << 62;
@@ -74,7 +74,7 @@ __device__ inline void score_step(float (&d)[64], u64 queries, u64 keys, int add
         : PLACES(128) : "l"(queries), "l"(keys), "r"(add));
 }
 
-/* All scores of a turn, of 64 rows. */
+/* All scores of an iteration, for 64 rows. */
 __device__ inline void score(float (&d)[64], u32 queries, u32 keys) {
 #pragma unroll
     for (int step = 0; step < KEY_SIZE / 16; ++step) {
@@ -92,7 +92,7 @@ __device__ inline void weigh_step(float (&d)[VALUE_SIZE / 2], u32 a0, u32 a1, u3
         : PLACES(VALUE_SIZE) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(values));
 }
 
-/* All values of a turn. */
+/* All values of an iteration. */
 __device__ inline void weigh(float (&d)[VALUE_SIZE / 2], const u32 (&weights)[KEYS / 4], u32 values) {
 #pragma unroll
     for (int step = 0; step < KEYS / 16; ++step) {
@@ -107,7 +107,7 @@ __device__ inline void turn_await(int group) { asm volatile("bar.sync %0, 256;" 
 __device__ inline void turn_pass(int group) { asm volatile("bar.arrive %0, 256;" :: "r"(GROUPS - group) : "memory"); }
 __device__ inline void group_await(int group) { asm volatile("bar.sync %0, 128;" :: "r"(group + 3) : "memory"); }
 
-/* The page of a lane's copies in a turn, which are BOX keys of both keys and values; unpaged it does not matter. */
+/* The page of a lane's copies in an iteration, of BOX keys each, for both keys and values; irrelevant without pages. */
 __device__ inline int page_at(const AttentionParams& a, const Tile& tile, int key, int lane) {
 #if PAGED
     int at = key + lane % BOXES * BOX, entry = at / SLOTS;
@@ -117,14 +117,14 @@ __device__ inline int page_at(const AttentionParams& a, const Tile& tile, int ke
 #endif
 }
 
-/* Fetches one turn of keys or values, a lane for each copy. */
+/* Copies one iteration's keys or values; each lane issues one copy. */
 template <int Halves>
 __device__ inline void fetch(const AttentionParams& a, const Tile& tile, const TensorMap& map, int key, int page, u32 to, u64& full, int lane) {
     if (lane == 0) expect(full, Halves * HALF_BYTES);
     __syncwarp();
     int box = lane % BOXES, half = lane / BOXES, at = key + box * BOX;
 #if WHOLE
-    /* Heads are numbered through all pages; that of no page is none. */
+    /* Heads are numbered across all pages; for page -1 the number is out of range. */
     int head = (u32)page < (u32)a.pages ? page * (int)a.kv_heads + tile.kv_head : -1;
     if (half == 0) copy_box(map, to + box * BOX * Halves * 128, full, 0, 0, 0, at % SLOTS / 8, head);
 #else
@@ -139,13 +139,13 @@ __device__ inline void fetch(const AttentionParams& a, const Tile& tile, const T
 }
 
 /*
- * Writes a warp's 16 rows of results, times a factor of each. They meet in shared memory, where its queries were, with vectors of 16
- * bytes exchanged within rows of 128 so that all banks take part, and leave by whole rows.
+ * Writes a warp's 16 rows of results, times one factor per row. They are staged in the shared memory of the warp's queries, with
+ * 16-byte vectors permuted within rows of 128 bytes to avoid bank conflicts, and written as whole rows.
  */
 __device__ inline void write_rows(const AttentionParams& a, const Tile& tile, int tokens, int first, u32 place, const float (&factor)[2],
                                   const float (&sums)[VALUE_SIZE / 2]) {
     constexpr int chunks = VALUE_SIZE / 8;
-    /* Asked for here, so that what follows from it does not take up registers all the while. */
+    /* Computed here, so that it does not occupy registers during the main loop. */
     int lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     int own = lane % 16;
@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prompt_wgmma(const __gr
     const AttentionParams& a = p.attention;
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Barriers barriers;
-    /* As they were found; one of no queries says that there are no more. */
+    /* The tiles as found; a tile without queries means that there are no more. */
     __shared__ Tile found[TILES];
     u32 queries = (shared_address(shared) + 1023) / 1024 * 1024, keys = queries + TILES * TILE_BYTES, values = keys + STAGES * KEY_BYTES;
     int lane = threadIdx.x % 32, group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prompt_wgmma(const __gr
         Place<STAGES> place;
         Place<TILES> next;
         if (threadIdx.x >= 32) {
-            /* Values, by a warp of their own: keys need not wait until there is room for them. */
+            /* Values are copied by a separate warp, so that keys do not wait for a free stage of values. */
             for (;; next.next()) {
                 await(barriers.queries_full[next.stage], next.phase);
                 tile = found[next.stage];
@@ -253,7 +253,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prompt_wgmma(const __gr
                 }
             }
             if (!any) break;
-            /* Its next number is asked for before its last keys are, and no earlier: others may be done sooner. */
+            /* The number of the next tile is requested before the last keys of this one, not earlier: another block may finish
+             * sooner. */
             bool asked = false;
             u32 taken = 0;
             auto ask = [&]() {
@@ -266,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prompt_wgmma(const __gr
                 int s = place.stage;
                 await(barriers.keys_free[s], place.phase ^ 1);
                 fetch<KEY_HALVES>(a, tile, p.key_map, key, page, keys + s * KEY_BYTES, barriers.keys_full[s], lane);
-                /* Where the next are is known by the time that there is room for them. */
+                /* The next tile is known by the time a stage is free for its keys. */
                 page = page_at(a, tile, key + KEYS, lane);
                 if (!asked && key + 2 * KEYS >= tile.to) ask();
             }
@@ -321,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prompt_wgmma(const __gr
                 place.next();
             }
             for (int turn = 1; turn < turns; ++turn) {
-                /* Scores of this turn, and the values of the turn before. */
+                /* Scores of this iteration, and the values of the previous one. */
                 int key = begin + turn * KEYS;
                 await(barriers.keys_full[place.stage], place.phase);
                 await(barriers.values_full[older.stage], older.phase);
@@ -358,14 +359,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prompt_wgmma(const __gr
                 bool real = row < ROWS && token < tile.count && at >= 0 && at < tokens;
                 if (real && a.log_sum_exp.first && lane % 4 == 0) a.log_sum_exp.at(at, head) = log;
             }
-            /* All warps of the group have waited for its last scores: nobody reads queries any more. */
+            /* All warps of the group have waited for their last scores, so the queries are no longer read. */
             group_await(group);
             if (turns > 0) {
                 await(barriers.values_full[older.stage], older.phase);
                 u32 last = values + older.stage * VALUE_BYTES;
                 int end = tile.total - (tile.to - 1) / KEYS * KEYS;
                 if (end < KEYS) {
-                    /* Both groups clear the rows behind the end; each sees to it that its own zeros have arrived. */
+                    /* Both groups clear the rows past the end; each fences its own zeros. */
                     for (int item = threadIdx.x % 128; item < (KEYS - end) * 8 * VALUE_HALVES; item += 128) {
                         int half = item / ((KEYS - end) * 8), at = item % ((KEYS - end) * 8), row = end + at / 8;
                         u32 there = last + half * HALF_STEP + row / 8 * GROUP_STEP(VALUE_HALVES) + row % 8 * 128 + at % 8 * 16;

@@ -1,43 +1,42 @@
 /*
- * What the kernels for single tokens share (decode.cu, decode_even.cu): units of 16 keys in shared memory, and what a warp makes
- * of one on tensor cores (mma.m16n8k16, sm_80 and up), f16 or bf16 throughout.
+ * Shared code of the decode kernels (decode.cu, decode_even.cu): units of 16 keys in shared memory, and how a warp processes a
+ * unit on tensor cores (mma.m16n8k16, sm_80 and up), f16 or bf16 throughout.
  *
- * A tile is one row by HEADS query heads that share a KV head, at most 16. The 16 keys of a unit are the rows of one product, 16
- * elements of its values those of the other, and 8 heads the columns of both: so nothing but heads is padded. Keys and values pass
- * through a ring of the warp's own, units of 8 KiB (with heads of 128), filled by asynchronous copies of whole rows: lanes that
- * copied only what they take themselves asked the L2 for half lines, and it was that which bounded them. A row stands in pieces of
- * 128 bytes, of whose vectors number `i` of row `r` is at `i ^ r % 8`, as the bulk copy engine swizzles them: so 8 rows meet no bank
- * twice.
+ * A tile is one row by HEADS query heads that share a KV head, at most 16. The 16 keys of a unit are the rows of the score
+ * product, 16 elements of its values those of the value product, and 8 heads the columns of both: only heads are padded. Keys and
+ * values pass through a ring buffer per warp, in units of 8 KiB (for heads of 128), filled by asynchronous copies of whole rows.
+ * (When each lane copied only what it needs itself, the L2 was asked for half lines and became the bottleneck.) A row consists of
+ * segments of 128 bytes, swizzled as by TMA: vector `i` of row `r` is at `i ^ r % 8`, so that 8 rows have no bank conflicts.
  */
 #define UNIT 16
-/* Steps of 16 elements, and pieces of 64. */
+/* Steps of 16 elements, and segments of 64. */
 #define KEY_STEPS ((KEY_SIZE + 15) / 16)
 #define VALUE_STEPS ((VALUE_SIZE + 15) / 16)
 #define KEY_HALVES ((KEY_SIZE + 63) / 64)
 #define VALUE_HALVES ((VALUE_SIZE + 63) / 64)
-/* Vectors of a row that are copied (the last may be zeros), of a piece of all rows, and of a unit. */
+/* Vectors of a row that are copied (the last may be zeros), of a segment of all rows, and of a unit. */
 #define KEY_VECTORS (2 * KEY_STEPS)
 #define VALUE_VECTORS (2 * VALUE_STEPS)
 #define PIECE (UNIT * 8)
 #define STAGE (PIECE * (KEY_HALVES + VALUE_HALVES))
-/* Where vector `i` of a row is. */
+/* The index of vector `i` of a row. */
 #define KEY_AT(row, i) ((i) / 8 * PIECE + (row) * 8 + ((i) % 8 ^ (row) % 8))
 #define VALUE_AT(row, i) (KEY_HALVES * PIECE + KEY_AT(row, i))
 /* Products of 8 heads. */
 #define EIGHTS ((HEADS + 7) / 8)
 
-/* The first query head of a column of the grid of KV heads and parts of their groups. */
+/* The first query head of a column of the grid (KV heads times tiles per head group). */
 __device__ inline int first_head(const AttentionParams& a, int column) {
     return column / (int)a.parts * (int)a.group + column % (int)a.parts * HEADS;
 }
 
-/* The keys of a sequence that a row sees, from `from` on and below `to`, and where their pages stand. */
+/* The keys of a sequence that a row attends to, `from` up to and excluding `to`, and their block table. */
 struct Span {
     const int* table;
     int from, to;
 };
 
-/* Four matrices of 8 rows of 16 bytes, whose addresses the lanes name; or transposed. */
+/* ldmatrix: four matrices of 8 rows of 16 bytes at the addresses of the lanes; or transposed. */
 template <bool Transposed> __device__ inline void load_matrices(u32 (&m)[4], u32 address) {
     if (Transposed) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -48,14 +47,14 @@ template <bool Transposed> __device__ inline void load_matrices(u32 (&m)[4], u32
     }
 }
 
-/* An 8 by 8 matrix of 16 bits, two neighbours of a row in each lane, transposed. */
+/* Transposes an 8 by 8 matrix of 16 bits, of which each lane has two neighbours of a row. */
 __device__ inline u32 turned(u32 x) {
     u32 y;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
 
-/* Two values in one word, the first in its low half. */
+/* Packs two values into one word, the first into its low half. */
 __device__ inline u32 pair(float low, float high) {
     u32 both = 0;
 #if __CUDA_ARCH__ >= 800
@@ -68,14 +67,14 @@ __device__ inline u32 pair(float low, float high) {
     return both;
 }
 
-/* Powers of 2, to 2^-22 relative. */
+/* Powers of 2, with a relative error of 2^-22. */
 __device__ inline float power(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-/* The largest and the sum over the 8 lanes that share columns of a product. */
+/* The maximum and the sum over the 8 lanes that share columns of a product. */
 __device__ inline float largest_of_eight(float x) {
 #pragma unroll
     for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
@@ -87,7 +86,7 @@ __device__ inline float sum_of_eight(float x) {
     return x;
 }
 
-/* Has the L2 fetch a unit, of which a page is known. */
+/* Prefetches a unit of a known page into the L2. */
 __device__ inline void ask_l2(const AttentionParams& a, int page, int kv_head, int slot) {
 #if __CUDA_ARCH__ >= 900
     auto ask = [&](const Q* from, const Strides& strides, int size) {
@@ -100,8 +99,8 @@ __device__ inline void ask_l2(const AttentionParams& a, int page, int kv_head, i
 }
 
 /*
- * Starts copying the keys and values of a unit to `to`. Its page is known where no unit lies in two; else each key's is looked
- * up. Tells which of the keys that a lane weighs, `lane / 4` and 8 on, are there: 2 bits.
+ * Starts copying the keys and values of a unit to `to`. If a unit never spans two pages, its page is known; otherwise the page of
+ * each key is looked up. Returns which of the keys that a lane weighs, `lane / 4` and `lane / 4 + 8`, exist: 2 bits.
  */
 __device__ inline u32 fetch_unit(const AttentionParams& a, const Span& span, int kv_head, int unit, int page, Vector* to) {
     int lane = threadIdx.x % 32, base = unit * UNIT;
@@ -145,7 +144,7 @@ __device__ inline u32 fetch_unit(const AttentionParams& a, const Span& span, int
     return (u32)(page_at(own) >= 0) | (u32)(page_at(own + 8) >= 0) << 1;
 }
 
-/* The queries of a tile, as a lane multiplies them: elements of head `lane / 4` and 8 more. */
+/* The queries of a tile as operands of a lane: elements of head `lane / 4` and of head `lane / 4 + 8`. */
 struct Queries {
     u32 of[EIGHTS][KEY_STEPS][2];
     /* Of heads `2 * (lane % 4)` and the next, whose scores a lane has. */
@@ -170,22 +169,23 @@ struct Queries {
     }
 };
 
-/* Scores are kept in base 2: exp(scale * x) is 2^(scale * log2(e) * x), and the hardware has that power. */
+/* Scores are kept in base 2: exp(scale * x) is 2^(scale * log2(e) * x), which the hardware computes. */
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
-/* No score is below this; a difference to it is a number. */
+/* Less than every score, but finite, so that differences are finite. */
 #define LOWEST -3.402823466e38f
 /*
- * A move of the shift makes the largest weight two to the first power, and weights beyond two to the second move it. In f16 they have
- * all 11 bits until they are 2^26 times smaller than the largest: a large value can make up for a small weight.
+ * Scores are shifted lazily: a new shift sets the largest weight to 2^1, and only weights above 2^2 cause a new shift. In f16
+ * weights keep all 11 bits until they are 2^26 times smaller than the largest, so that small weights of large values are not
+ * lost.
  */
 #define LARGEST (HALF ? 12 : 0)
 #define BEYOND (HALF ? 15.0f : 8.0f)
 
 /*
- * What a warp knows of a tile's keys so far: for each head what scores are shifted by, which follows their largest, the sum of weights (of a
- * lane's keys), and the weighted values. A lane has, of heads `2 * (lane % 4) + i` and 8 more, elements `lane / 4` and 8 on of every
- * 16: values[eight][step][i] and [2 + i].
+ * The running state of a warp for a tile: for each head the shift of the scores, which follows their maximum; the sum of the
+ * weights of the lane's keys; and the weighted values. A lane has, of heads `2 * (lane % 4) + i` and 8 further, elements `lane /
+ * 4` and 8 further of every 16: values[eight][step][i] and [2 + i].
  */
 struct Running {
     float values[EIGHTS][VALUE_STEPS][4], shift[EIGHTS][2], sum[EIGHTS][2];
@@ -203,7 +203,7 @@ struct Running {
         }
     }
 
-    /* Moves the shift of each head of eight to where the largest of these scores asks for it, if that is above it. */
+    /* Raises the shift of each of eight heads if the largest of these scores requires it. */
     __device__ inline void move(int eight, const float (&scores)[4]) {
         float factor[2];
 #pragma unroll
@@ -218,13 +218,14 @@ struct Running {
     }
 
     /*
-     * Takes a unit that is in shared memory. `there` says which keys count (3 for all, in all lanes), `before` is how far in front of
-     * the token it begins.
+     * Processes a unit in shared memory. `there` says which keys count (3 for all, in all lanes), `before` is the distance from
+     * the unit's first key to the token.
      */
     __device__ inline void take(const Vector* unit, u32 there, int before, float scale, float softcap, const Queries& queries) {
         int lane = threadIdx.x % 32, group = lane / 4;
         u32 at = (u32)__cvta_generic_to_shared(unit);
-        /* Matrices of keys: rows, 8 rows on, and both of the next vector; of values: rows, the next vector, and both 8 rows on. */
+        /* The order of matrices for ldmatrix. Keys: rows, 8 rows further, and both for the next vector; values: rows, the next
+         * vector, and both 8 rows further. */
         u32 key_at = at + lane % 16 * 128, key_vector = lane / 16 ^ lane % 8;
         u32 value_at = at + KEY_HALVES * PIECE * 16 + (lane % 8 + lane / 16 * 8) * 128, value_vector = lane / 8 % 2 ^ lane % 8;
         float scores[EIGHTS][4] = {};
@@ -237,7 +238,7 @@ struct Running {
                 multiply(scores[eight], keys[0], keys[1], keys[2], keys[3], queries.of[eight][step][0], queries.of[eight][step][1]);
             }
         }
-        /* From here on scores times this are in base 2. */
+        /* Below, scores times this are in base 2. */
         float base = scale * LOG2E;
 #if SOFTCAP || ALIBI
         base = LOG2E;
@@ -296,8 +297,8 @@ struct Running {
 };
 
 /*
- * How a row ends, given the shift and the sum of its weights: what its weighted values are multiplied and divided by, with the head's
- * sink, and the logarithm of its sum.
+ * Finishes a row, given the shift and the sum of its weights: the factor and divisor of its weighted values, including the head's
+ * sink, and the logarithm of the sum.
  */
 struct Ending {
     float factor, maximum, sum, sink;
