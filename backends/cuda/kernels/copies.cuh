@@ -1,5 +1,5 @@
 /*
- * Asynchronous copies into shared memory, 16 bytes of a lane at a time, sm_80 and up. They complete by groups, in order.
+ * Asynchronous copies into shared memory (cp.async), 16 bytes per lane, sm_80 and up. They complete in order, by groups.
  */
 
 /* Starts copying 16 bytes, or writes zeros. */
@@ -10,14 +10,14 @@ __device__ inline void copy_ahead(Vector* to, const void* from, bool real) {
 #endif
 }
 
-/* Ends a group. */
+/* Commits a group. */
 __device__ inline void commit_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-/* Waits for all groups of this lane but the newest. */
+/* Waits for all groups of this lane except the newest N. */
 template <int Pending> __device__ inline void await_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");

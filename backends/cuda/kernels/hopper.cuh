@@ -1,23 +1,24 @@
 /*
- * What kernels for Hopper (sm_90a) share: barriers in shared memory, what the bulk copy engine and wgmma are told.
+ * Shared code of the Hopper kernels (sm_90a): mbarriers, TMA copies, and wgmma descriptors.
  */
 
-/* How the bulk copy engine finds its way in a tensor. */
+/* A TMA tensor map. */
 struct alignas(64) TensorMap { u64 words[16]; };
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
 __device__ inline u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
-/* A barrier in shared memory, waited for by its phase. */
+/* An mbarrier in shared memory; a wait names the phase. */
 __device__ inline void make_barrier(u64& barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 
-/* For the thread that made barriers: copies and other blocks of the cluster may use them, behind the next meeting. */
+/* Fence after the initialisation of barriers by this thread: after the next barrier of the block or cluster, copies and other
+ * blocks may use them. */
 __device__ inline void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/* Arrives, and has the barrier wait for so many bytes of copies too. */
+/* Arrives, and adds to the bytes that the barrier expects from copies. */
 __device__ inline void expect(u64& barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
         :: "r"(shared_address(&barrier)), "r"(bytes) : "memory");
@@ -34,12 +35,12 @@ __device__ inline void await(u64& barrier, u32 phase) {
         :: "r"(shared_address(&barrier)), "r"(phase) : "memory");
 }
 
-/* What the copy engine is told of a tensor is on its way. */
+/* Prefetches a tensor map. */
 __device__ inline void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
 
-/* Starts copying a box of a tensor, by its coordinates, those of neighbours first; the barrier counts the bytes. */
+/* Starts a TMA copy of a box of a tensor, given its coordinates, innermost first; the barrier counts the bytes. */
 __device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int x, int y) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
@@ -61,7 +62,7 @@ __device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int 
         :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v) : "memory");
 }
 
-/* The same, with a policy of the L2. */
+/* The same, with an L2 cache policy. */
 __device__ inline void copy_box_by(u64 policy, const TensorMap& map, u32 to, u64& barrier, int x, int y) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -81,7 +82,7 @@ __device__ inline void copy_box_by(u64 policy, const TensorMap& map, u32 to, u64
         :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "l"(policy) : "memory");
 }
 
-/* Counts through a ring. */
+/* A position in a ring buffer: stage and phase. */
 template <int Stages> struct Place {
     int stage = 0;
     u32 phase = 0;
@@ -94,17 +95,18 @@ template <int Stages> struct Place {
 };
 
 /*
- * Between ordinary reads of memory that the bulk copy engine filled, by this thread, and the arrival that lets it fill that again:
- * it knows nothing of reads that it has not been told of. What wgmma has read needs none, once it has been waited for.
+ * Proxy fence between ordinary reads by this thread of memory that TMA filled, and the arrival that permits TMA to refill it: the
+ * async proxy is not ordered with ordinary reads. Reads by wgmma need no fence once the wgmma was waited for.
  */
 __device__ inline void reads_end() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/* A matrix for wgmma: rows of 128 bytes, swizzled; 8 rows are 1024 bytes. */
+/* The wgmma descriptor of a matrix with rows of 128 bytes, swizzled; 8 rows are 1024 bytes. */
 __device__ inline u64 swizzled_at(u32 address) {
     return (u64)(address >> 4 & 0x3fff) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-/* The same for lines of 128 bytes, each 8 rows by 16 bytes: the next 16 bytes are a line on, the next 8 rows eight lines. */
+/* The same for lines of 128 bytes, each 8 rows by 16 bytes: the next 16 bytes are one line further, the next 8 rows eight lines.
+ * */
 __device__ inline u64 lines_at(u32 address) {
     return (u64)(address >> 4 & 0x3fff) | (u64)(128 >> 4) << 16 | (u64)(1024 >> 4) << 32;
 }
@@ -115,7 +117,7 @@ template <int Pending> __device__ inline void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(Pending) : "memory");
 }
 
-/* Keeps the compiler from moving uses of sums across. */
+/* Keeps the compiler from moving uses of accumulators across. */
 template <int Count> __device__ inline void hold(float (&d)[Count]) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i]) :: "memory");

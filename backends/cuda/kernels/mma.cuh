@@ -1,9 +1,9 @@
 /*
- * Products on tensor cores by mma.sync (m16n8k16, sm_80 and up), of f16 or, without HALF, of bf16, with sums in f32.
+ * Tensor core products by mma.sync (m16n8k16, sm_80 and up) of f16 or, without HALF, of bf16, with sums in f32.
  */
 
-/* c += A B. A lane has, of 16 rows, rows `lane / 4` and 8 on, of 8 columns `lane % 4 * 2` and the next, and pairs of neighbours of
- * what is summed over. */
+/* c += A B. A lane has, of 16 rows, rows `lane / 4` and `lane / 4 + 8`; of 8 columns, `lane % 4 * 2` and the next; and pairs of
+ * neighbours along the summed dimension. */
 __device__ inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #if __CUDA_ARCH__ >= 800
 #if HALF

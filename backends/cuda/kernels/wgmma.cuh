@@ -1,6 +1,6 @@
 /*
- * The sums of one product by wgmma (sm_90a), 64 rows by so many columns: half as many registers `d` of a thread, which the
- * instruction wants by number, one by one, and the numbers of the operands behind them. A file says what a sum is: SUM(x).
+ * Operand lists for wgmma (sm_90a), 64 rows by a given number of columns: the instruction lists its accumulator registers `d` one
+ * by one, half as many per thread as columns, followed by the other operands. A file defines SUM(x), the type of a sum.
  */
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
@@ -45,11 +45,11 @@
 #define CALL(f, ...) f(__VA_ARGS__)
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
-/* The sums in a list; as operands; and the operands behind them, as `f` wants them. */
+/* The accumulators as a list of names; as operands; and the operands after them, as strings for `f`. */
 #define NAMES(columns) "{" JOIN(NAMES_, columns) "}"
 #define PLACES(columns) JOIN(PLACES_, columns)
 #define BEHIND(columns, f) CALL(f, JOIN(BEHIND_, columns))
-/* Both matrices in shared memory, and whether to add; or the first in registers. */
+/* Both matrices in shared memory, and whether to accumulate; or the first in registers. */
 #define DESCRIPTORS(a, b, add, ...) a ", " b
 #define FLAG(a, b, add, ...) add
 #define FROM_REGISTERS(a, b, c, d, x) "{" a ", " b ", " c ", " d "}, " x

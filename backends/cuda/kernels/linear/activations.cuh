@@ -1,10 +1,10 @@
 /*
- * Activations of a few rows, normed on the way into shared memory: what the kernels at memory speed begin with.
+ * Loads and normalises the activations of a few rows into shared memory: the first step of the bandwidth-bound GEMM kernels.
  */
 #define BLOCK (WARPS * 32)
 
 #if __CUDA_ARCH__ >= 800 && DIGITS != 1
-/* 8 elements, rounded and put together. */
+/* Rounds 8 elements and packs them. */
 __device__ inline Vector pack(const float (&from)[8]) {
     Vector v;
 #pragma unroll
@@ -12,7 +12,7 @@ __device__ inline Vector pack(const float (&from)[8]) {
     return v;
 }
 
-/* A vector of 8 of a norm's parameters. */
+/* A vector of 8 parameters of a norm. */
 template <typename T> __device__ inline void load_eight(const T* from, i64 at, float missing, float (&out)[8]) {
     if (!from) {
 #pragma unroll
@@ -35,7 +35,7 @@ struct Norm {
 };
 
 #if __CUDA_ARCH__ >= 800 && DIGITS != 1
-/* Has the L1 fetch a norm's parameters, where they never change, while the kernel in front still runs. */
+/* Prefetches a norm's parameters into the L1 while the preceding kernel still runs, if they never change. */
 template <typename T> __device__ inline void bring(const T* from, int count) {
     const int line = 128 / sizeof(T);
     for (int at = threadIdx.x * line; from && at < count; at += BLOCK * line) {
@@ -47,7 +47,7 @@ __device__ inline void bring_parameters(const Norm& norm, int inputs) {
     if (NORM == 2) bring(norm.shift, inputs);
 }
 
-/* Norms 8 elements, given the weights and biases that are theirs. */
+/* Normalises 8 elements, given their weights and biases. */
 __device__ inline void scale_eight(const Norm& norm, const float (&gain)[8], const float (&shift)[8], float mean, float rest,
                                    float scale, float (&values)[8]) {
 #pragma unroll
@@ -65,10 +65,10 @@ __device__ inline void widen_eight(const Vector& v, float (&out)[8]) {
     for (int i = 0; i < 8; ++i) out[i] = Lanes<X>::get(v, i);
 }
 
-/* Warps that share a row of those that are normed, at most 8 rows. */
+/* Warps per row in the norm, for at most 8 rows. */
 #define ROW_WARPS (TOKENS == 1 ? WARPS : TOKENS == 2 ? WARPS / 2 : TOKENS <= 4 ? WARPS / 4 : WARPS / 8)
 
-/* The sum over the warps of a row, in the same order every time. All of the block must call. */
+/* The sum over the warps of a row, in the same order every time. All threads of the block must call. */
 __device__ inline float sum_of_row(float x, float* scratch) {
     x = warp_sum(x);
 #if ROW_WARPS > 1
@@ -84,13 +84,12 @@ __device__ inline float sum_of_row(float x, float* scratch) {
 }
 
 /*
- * Reads the activations, inputs `begin` to `begin + count` of them, norms them and hands them to `put(token, at, real, vector)`,
- * 8 at a time, `at` counted in eights from `begin`. All lanes of a warp call it together, for eights one after the other, and
- * with `Whole` every eight has its turn up to a multiple of 32; those behind the last, or in front of the first, are not real.
- * Rows past the extent are read too: there is memory for them, what comes of them goes nowhere, and so no read has to wait for
- * the extent.
+ * Reads the activations, inputs `begin` to `begin + count`, normalises them and passes them to `put(token, at, real, vector)`, 8
+ * at a time; `at` is the index of the vector from `begin`. The lanes of a warp call `put` together, for consecutive vectors. With
+ * `Whole`, `put` is called up to a multiple of 32 vectors; vectors before the first or past the last have `real` false. Rows past
+ * the extent are read too, because their memory exists, and their results are discarded; so no read has to wait for the extent.
  *
- * `meanwhile` is called once, when the first reads are under way: what it asks memory for does not stand in front of them.
+ * `meanwhile` is called once, after the first loads were issued, so that its own memory requests do not delay them.
  */
 template <bool Whole, typename Put, typename Meanwhile>
 __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 count, const Norm& norm, float* scratch,
@@ -126,11 +125,11 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
 #endif
     };
     float scale;
-    /* The scale of a row, when `squares` has been added up. */
+    /* The scale of a row, from the sum in `squares`. */
     auto conclude_row = [&]() {
         squares = sum_of_row(squares, scratch) / (float)inputs;
 #if NORM == 2
-        /* What the mean lost to rounding is found again. */
+        /* Corrects the mean for its rounding. */
         rest = sum_of_row(left, scratch) / (float)inputs;
         squares -= rest * rest;
         squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
@@ -145,7 +144,7 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
     };
     const int all = (int)(inputs / 8), skipped = (int)(begin / 8);
 #if OWN > 0
-    /* A short row is read at once, and stays in registers; so do the norm's parameters if there are few. */
+    /* A short row is loaded at once and stays in registers; so do the norm's parameters if there are few. */
     Vector held[OWN];
     Parameters parameters[OWN <= 2 ? OWN : 1];
 #pragma unroll
@@ -175,7 +174,8 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
         put_normed(held[o], parameters[OWN <= 2 ? o : 0], at - skipped, at >= skipped && at < skipped + eights);
     }
 #else
-    /* One condition for each turn, so that reads of several go on side by side: with two, or a branch in front, none does. */
+    /* A single condition per iteration lets the compiler overlap the loads of several iterations; two conditions, or an outer
+     * branch, prevent it. */
     const int end = mine ? all : 0, end_here = !mine ? 0 : Whole ? whole : eights;
 #if NORM == 2
 #pragma unroll 4
@@ -198,7 +198,7 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
     }
 #endif
 #else
-    /* Four reads are under way before the first is waited for. */
+    /* Four loads are in flight before the first is used. */
     const int items = TOKENS * whole;
     bool begun = false;
     for (int first = threadIdx.x; first < items; first += 4 * BLOCK) {

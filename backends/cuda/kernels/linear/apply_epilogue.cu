@@ -1,6 +1,7 @@
 /*
- * The epilogue of a product in scratch memory: one thread per pair of outputs (see epilogue.cuh) of a row, or per 8 results if
- * WIDE. Grid: (chunks of 256 pairs, rows up to 65535). Reads the product and the residual once, writes the result once.
+ * Applies the epilogue to a product in scratch memory: one thread per pair of outputs (see epilogue.cuh) of a row, or per 8
+ * results if WIDE. Grid: (chunks of 256 pairs, rows up to 65535). Reads the product and the residual once, writes the result
+ * once.
  */
 #if !WIDE
 extern "C" __global__ void apply_epilogue_rows(Extent extent, const X* product, i64 product_row, Epilogue e) {
@@ -20,8 +21,8 @@ extern "C" __global__ void apply_epilogue_rows(Extent extent, const X* product, 
 }
 #else
 /*
- * The same, 8 results for a thread, in loads of 16 bytes. Grid: (chunks of 2048 results, rows up to 65535).
- * Measured figures: docs/src/performance/cuda.md.
+ * The same, with 8 results per thread, in loads of 16 bytes. Grid: (chunks of 2048 results, rows up to 65535). Measured figures:
+ * docs/src/performance/cuda.md.
  */
 extern "C" __global__ void apply_epilogue_wide(Extent extent, const X* product, i64 product_row, Epilogue e) {
     launch_dependents_and_wait();

@@ -1,31 +1,31 @@
 /*
- * linear for 17 to 128 rows on Hopper's tensor cores (sm_90a), with what stands behind it: y = f(x W^T + b), f16 or bf16; with
- * INTEGERS linear_w8a8: y = f((x W^T) * row scale * output scale + b), x and W of 8 bits, sums exact in 32.
+ * linear for 17 to 128 rows by wgmma (sm_90a), with its epilogue: y = f(x W^T + b), f16 or bf16; with INTEGERS linear_w8a8: y =
+ * f((x W^T) * row scale * output scale + b), x and W of 8 bits, exact sums in 32 bits.
  *
- * Weights are the operand of 64 rows: a block takes a tile of PARTS * 64 outputs by all rows of x. One thread fetches, 128 bytes
- * of inputs at a time, into a ring of STAGES, by the bulk copy engine, swizzled by 128 bytes (weights of 8 bits lie in memory as
- * wgmma reads them: 8 outputs by 16 inputs are one line, see weight/packing.rs); a warpgroup multiplies, sums in registers.
- * Weights that are immutable are fetched before the kernels in front have finished: up to the whole ring, which for products of
- * few blocks is all the shared memory of a multiprocessor. They are asked for at a PACE that is above what memory gives, yet of
- * its order: what the kernels in front still read would queue up behind all of it at once.
+ * Weights are the 64-row operand: a block computes a tile of PARTS * 64 outputs by all rows of x. A producer thread copies k
+ * tiles of 128 bytes by TMA into a ring buffer of STAGES stages, swizzled by 128 bytes (8-bit weights are stored in memory as
+ * wgmma reads them: 8 outputs by 16 inputs are one line, see weight/packing.rs); a consumer warpgroup multiplies, with sums in
+ * registers. Immutable weights are loaded before the preceding kernels have finished: up to the whole ring buffer, which for
+ * products of few blocks is all shared memory of an SM. These loads are issued at a PACE slightly above the rate of memory, so
+ * that reads of the preceding kernels do not queue behind all of them.
  *
- * Few outputs would leave multiprocessors idle, so SPLIT blocks, which are a cluster, share the inputs of a tile. At the end each
- * sends its sums to the blocks that finish them, 8 rows of x each in turn, into their shared memory: APART from the ring, or into it
- * when no block needs it any more. Those add them up in the order of the inputs, so that the result does not depend on who comes
- * first.
+ * If there are too few outputs to occupy all SMs, SPLIT blocks of a cluster split the inputs of a tile (split-K). At the end each
+ * block sends its sums to the blocks that finish them, 8 rows of x each in turn, through distributed shared memory: into separate
+ * memory if APART, otherwise into the ring buffer once no block needs it any more. Sums are added in the order of the inputs, so
+ * the result is deterministic.
  *
- * Heads of queries, keys and values are finished here if both elements of their pairs are half a HEAD apart: the copy engine
- * brings weights in an order in which those are 8 rows apart, where a lane has both.
+ * Heads of queries, keys and values are finished here if the elements of their rotary pairs are half a HEAD apart: TMA then loads
+ * weights in an order in which those are 8 rows apart, so that one lane has both.
  *
  * Bytes: the weights, once; x once for each tile, from the L2. Floor: the weights over read bandwidth.
  *
- * Tried on an H200, and no better: x sent to clusters of two tiles at once; larger tiles of several warpgroups (2% for the gate
- * of a large model, slower elsewhere); blocks that begin at different inputs (x is cheapest when all want the same part of it);
- * clusters of four with a multiprocessor for each block (30 of them fit at a time, not 33); half the ring, so that the blocks of
- * the next product are there early (good for more than 132 blocks, slower for less).
- * Measured figures: docs/src/performance/cuda.md.
+ * Tried on an H200 without gain: multicast of x to clusters of two tiles; larger tiles of several warpgroups (2% faster for the
+ * gate of a large model, slower elsewhere); blocks that begin at different inputs (x is cheapest when all blocks read the same
+ * part of it); clusters of four with one block per SM (30 of them fit at a time, not 33); half the ring buffer, so that blocks of
+ * the next product start early (faster for more than 132 blocks, slower for fewer). Measured figures:
+ * docs/src/performance/cuda.md.
  */
-/* Bytes of a row's inputs of a turn, of an input, and of 64 rows of a turn. */
+/* Bytes of a row's inputs in a k tile, of an input, and of 64 rows of a k tile. */
 #define TURN 128
 #define INPUT (INTEGERS ? 1 : 2)
 #define PART_BYTES (64 * TURN)
@@ -34,11 +34,12 @@
 #define SLOT (W_BYTES + X_BYTES)
 #define CONSUMERS 128
 #define THREADS (CONSUMERS + 32)
-/* Clocks between requests for parts of a turn's weights ahead of the kernel's turn: 8 KiB of each of 132 blocks, at 1.98 GHz 7 TB/s. */
+/* Clocks between requests for parts of a k tile of weights before the kernel's start: 8 KiB for each of 132 blocks, at 1.98 GHz
+ * 7 TB/s. */
 #define PACE 300
-/* Bytes of sums of eight rows. */
+/* Bytes of the sums of eight rows. */
 #define SUMS (PARTS * CONSUMERS * 16)
-/* How far apart the two outputs of a lane are, and those of a warp that are in a row. */
+/* Distance between the two outputs of a lane, and number of consecutive outputs of a warp. */
 #if EPILOGUE == HEADS
 #define SECOND (HEAD / 2)
 #define IN_A_ROW 8
@@ -47,7 +48,8 @@
 #define IN_A_ROW 16
 #endif
 
-/* `vacant`: no block of the cluster needs its ring any more, so sums may go there if they are not APART. `received`: they have arrived. */
+/* `vacant`: no block of the cluster needs its ring buffer any more, so sums may be written there if they are not APART.
+ * `received`: the sums have arrived. */
 struct Barriers { u64 full[STAGES], free[STAGES], vacant, received; };
 
 #if INTEGERS
@@ -59,7 +61,7 @@ struct Scales {
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-/* A box of weights: turn, first output. They are read once: first to leave the L2. */
+/* Copies a box of weights, given k tile and first output. Weights are read once, so they are marked evict-first in the L2. */
 __device__ inline void copy_weights(const TensorMap& map, u32 to, u64& barrier, int turn, int output, u64 once) {
 #if EPILOGUE == HEADS
     int in_turn = INTEGERS ? turn * (TURN / 16) : turn * TURN;
@@ -71,7 +73,7 @@ __device__ inline void copy_weights(const TensorMap& map, u32 to, u64& barrier, 
 #endif
 }
 
-/* What wgmma is told of weights: 32 bytes of inputs of each, number `step` of a turn. */
+/* The wgmma descriptor of weights: 32 bytes of inputs each, number `step` of a k tile. */
 __device__ inline u64 weights_at(u32 part, int step) {
 #if INTEGERS
     return lines_at(part + step * 256);
@@ -91,7 +93,7 @@ __device__ inline void hold_all(Sum (&d)[PARTS][TOKENS / 2]) {
 #define SIGNS ", add, 1, 1, 0, 0"
 #endif
 
-/* d = or += 64 outputs times all rows, 32 bytes of inputs of each. */
+/* d = or += 64 outputs times all rows, 32 bytes of inputs each. */
 __device__ inline void multiply(Sum (&d)[TOKENS / 2], u64 weight, u64 x, int add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, " BEHIND(TOKENS, FLAG) ", 0;\n" PRODUCT BEHIND(TOKENS, DESCRIPTORS) SIGNS ";\n}"
@@ -110,7 +112,7 @@ __device__ inline int part_at(const Epilogue& e, int tile, int part) {
 #endif
 }
 
-/* Biases of two outputs of a lane in each part. */
+/* Biases of a lane's two outputs in each part. */
 struct Biases {
     float of[PARTS][2];
 
@@ -127,7 +129,7 @@ struct Biases {
 };
 
 #if INTEGERS
-/* Scales of two outputs of a lane in each part. */
+/* Scales of a lane's two outputs in each part. */
 struct OutputScales {
     float of[PARTS][2];
 
@@ -144,12 +146,13 @@ struct OutputScales {
 };
 #endif
 
-/* What is added to eight rows: two neighbouring outputs of a lane's row, and those 8 further on, in each part. */
+/* The residual of eight rows: two neighbouring outputs of a lane's row, and those 8 further, in each part. */
 struct Added { u32 words[PARTS][2]; };
 
 /*
- * `first` is where the 16 outputs of a warp are in a part, `row` the first of eight rows. Results are a multiple of 16, so that
- * a warp's are all there or none. Of results of 16 bits a lane writes two neighbours of one row; sums lie the other way round.
+ * `first` is the first of a warp's 16 outputs in a part, `row` the first of eight rows. The number of results is a multiple of
+ * 16, so a warp's results all exist or none. For 16-bit results, lanes exchange elements so that a lane writes two neighbours of
+ * one row.
  */
 __device__ inline void read_added(const Epilogue& e, Added& added, int tile, int first, int row, int rows, int lane) {
 #if EPILOGUE == ADDED && !WIDE_Y
@@ -166,10 +169,10 @@ __device__ inline void read_added(const Epilogue& e, Added& added, int tile, int
 }
 
 #if EPILOGUE == HEADS
-/* Where rows stand in their sequences, and where they go. */
+/* The positions of rows in their sequences, and their cache slots. */
 struct Stands { int position[TOKENS], slot[TOKENS]; };
 
-/* By how much a lane's pairs are turned from one position to the next, in each part. */
+/* The rotary frequencies of a lane's pairs in each part. */
 struct Frequencies {
     float of[PARTS];
 
@@ -180,8 +183,8 @@ struct Frequencies {
 };
 
 /*
- * Finishes sums of eight rows of heads: queries go to the result, keys and values to their slots. A lane has two rows of one
- * element of its pair in d[..][0] and [1], and of the other in [2] and [3]; it writes two neighbours of one row.
+ * Finishes sums of eight rows of heads: writes queries to the result, keys and values to their cache slots. A lane has two rows
+ * of one element of its pair in d[..][0] and [1], and of the other in [2] and [3]; it writes two neighbours of one row.
  */
 __device__ inline void finish_heads(const Epilogue& e, float (&d)[PARTS][4], const Biases& biases, const Frequencies& frequencies,
                                     const Stands& stands, int tile, int first, int row, int rows, int lane) {
@@ -225,7 +228,8 @@ __device__ inline void finish_heads(const Epilogue& e, float (&d)[PARTS][4], con
 }
 #endif
 
-/* Finishes sums of eight rows. A lane has two rows of an output in d[..][0] and [1], and of that 8 further on in [2] and [3]. */
+/* Finishes sums of eight rows. A lane has two rows of an output in d[..][0] and [1], and of the output 8 further in [2] and [3].
+ * */
 __device__ inline void finish(const Epilogue& e, float (&d)[PARTS][4], const Biases& biases, const Added& added, int tile,
                               int first, int row, int rows, int lane) {
 #pragma unroll
@@ -300,7 +304,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
     launch_dependents();
     u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
     int tile = blockIdx.x / SPLIT, split = blockIdx.x % SPLIT, lane = threadIdx.x % 32;
-    /* Turns of this block, and the first of them all that is its own. */
+    /* The number of this block's k tiles, and the index of the first. */
     int turns = ((int)inputs * INPUT + TURN - 1) / TURN, begin = turns * split / SPLIT;
     turns = turns * (split + 1) / SPLIT - begin;
     const int ahead = turns < STAGES ? turns : STAGES;
@@ -321,7 +325,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #if SPLIT > 1
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
-    /* The last warp fetches. */
+    /* The last warp is the producer. */
     if (__shfl_sync(0xffffffffu, (int)threadIdx.x / CONSUMERS, 0) == 1) {
         if (lane == 0) {
             if (!immutable) wait_for_predecessor();
@@ -355,7 +359,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
         return;
     }
     wait_for_predecessor();
-    /* The one that fetches may still be at its pace. */
+    /* The producer may still be waiting for its pace. */
     if (threadIdx.x == 0) {
         for (int turn = 0; turn < ahead; ++turn) fetch_rows(turn, turn);
     }
@@ -367,8 +371,9 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
     OutputScales output_scales(e, scales, tile, own + lane / 4);
 #endif
     /*
-     * A row of x for each thread: its scale, where it stands and where it goes. Rows past the extent are there, and go nowhere. What is
-     * read here is left for all when the products are under way: whoever waits for it now keeps them waiting.
+     * Each thread loads the data of one row of x: scale, position, cache slot. Rows past the extent have memory, too, but are not
+     * written. The values are shared with the other threads after the first products were issued, so that no product waits for
+     * these loads.
      */
     const bool has_row = threadIdx.x < TOKENS, is_row = has_row && (int)threadIdx.x < (int)extent.rows;
 #if EPILOGUE == HEADS
@@ -378,7 +383,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #if INTEGERS
     const float row_scale = is_row ? scales.rows[threadIdx.x] : 0.0f;
 #endif
-    /* Sums of eight rows from `row` on, as numbers. */
+    /* The sums of eight rows from `row` on, as floats. */
     auto number = [&](int row, float (&d)[PARTS][4], const Sum (&sums)[PARTS][4]) {
 #if INTEGERS
         float2 scale = *(const float2*)(row_scales + row + lane % 4 * 2);
@@ -455,7 +460,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
         finish_eight(d, added, eight * 8);
     }
 #else
-    /* Eights of rows that are this block's to finish: numbers split, split + SPLIT, .. */
+    /* The groups of eight rows that this block finishes: split, split + SPLIT, ... */
     int count = (EIGHTS - split + SPLIT - 1) / SPLIT;
     Added added[OWN];
 #pragma unroll

@@ -1,27 +1,27 @@
 /*
- * Pieces of packed weights by bytes of activations: m16n8k32 or, for groups of 16, m16n8k16, summed exactly in integers.
+ * Packed weights times activations as bytes: m16n8k32 or, for groups of 16, m16n8k16, summed exactly in integers.
  *
- * With DIGITS 1 activations are bytes (linear_w8a8) and a token is a column. With DIGITS 3 they are f16 or bf16 and become three
- * bytes each (digits.cuh), a column for each of them. What is within 2^14 of the largest of a span is exact for bf16 (2^11 for f16);
- * of the others is left out what is below 2^-22 of the largest, far less than f32 sums lose. Two tokens of 3 columns, and one to
- * spare each, are a tile, and two lanes that are neighbours have the sums of a token.
+ * With DIGITS 1 activations are bytes (linear_w8a8) and a token is a column. With DIGITS 3 they are f16 or bf16 and are split
+ * into three bytes each (digits.cuh), one column per byte. Values within 2^14 of the largest of a span are exact for bf16 (2^11
+ * for f16); of smaller ones, bits below 2^-22 of the largest are dropped, far less than f32 sums lose. Two tokens of 3 columns
+ * and one unused column each form a tile; two neighbouring lanes have the sums of a token.
  *
- * Bytes of weights are multiplied as they are; 4 bits become bytes by a shift and a mask, as unsigned integers, or, where what
- * they are counted from is the same everywhere, by an exclusive or more, as 16 times what they mean. The order of inputs is that
- * of the packed integers, as activations can be put in any order: of 8 columns of 4 bits the even bytes' first, 0 4 1 5, then the
- * odd bytes', 2 6 3 7. For zero points and minima, w = s (q - z) + m makes sum(w x) = s sum(q x) + (m - s z) sum(x), with the sum of
- * a group of x in f32.
+ * 8-bit weights are multiplied as they are. 4-bit weights become bytes by a shift and a mask, as unsigned integers, or, if the
+ * zero point is constant, by an exclusive or, as 16 times their value. The order of inputs is that of the packed integers, since
+ * activations can be stored in any order: of 8 columns of 4 bits first those of the even bytes, 0 4 1 5, then of the odd bytes, 2
+ * 6 3 7. For zero points and minima, w = s (q - z) + m gives sum(w x) = s sum(q x) + (m - s z) sum(x), where sum(x) is over a
+ * group, in f32.
  */
 #if DIGITS
-/* Inputs of a unit (what two steps of 16 bytes hold for a lane), and of a span (which share a power of two). */
+/* Inputs of a unit (a lane's bytes of two 16-byte steps), and of a span (which shares a power of two). */
 #define UNIT 64
 #define SHARING 128
 #define SPANS (SLICE / SHARING)
 #define UNIT_GROUPS (GROUP == 0 || GROUP > UNIT ? 1 : UNIT / GROUP)
-/* Products of a unit, and those whose sum is scaled as one. */
+/* Products of a unit, and products whose sum is scaled together. */
 #define PRODUCTS (GROUP == 16 ? 4 : 2)
 #define TOGETHER (PRODUCTS * (GROUP == 0 ? SHARING : GROUP) / UNIT)
-/* Columns of a product that belong to a token, tiles of 8 columns, and tokens that there is room for in those. */
+/* Columns per token, tiles of 8 columns, and tokens that fit into those. */
 #define COLUMNS (DIGITS == 1 ? 1 : 4)
 #define TILES ((TOKENS * COLUMNS + 7) / 8)
 #define PLACES (8 / COLUMNS * TILES)
@@ -43,7 +43,7 @@ __device__ inline void multiply_half(int (&c)[4], u32 a0, u32 a1, u32 b0) {
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
 }
 
-/* What a sum of activations is multiplied by, to be added to the products of stored integers. */
+/* The factor of the sum of activations that corrects for the zero point of the stored integers. */
 __device__ inline float shift_of(float scale, float second) {
 #if OFFSET == 1
     return -scale * second;
@@ -55,7 +55,7 @@ __device__ inline float shift_of(float scale, float second) {
 }
 
 #if DIGITS == 3
-/* Makes bytes of activations, 8 at a time (see `stage`): a warp has two spans. */
+/* Splits activations into bytes, 8 at a time (see `stage`): a warp has two spans. */
 struct Digits {
     u8* to;
     float *scales, *sums;
@@ -86,7 +86,7 @@ struct Digits {
         }
         if (kept && at % 16 == 0) scales[at / 16 * PLACES + token] = bytes.scale();
 #if NEEDS_SUMS
-        /* Of a group, or of a span of a row that is one group. */
+        /* Of a group, or of a span if the whole row is one group. */
         const int lanes = (GROUP ? GROUP : SHARING) / 8;
 #pragma unroll
         for (int distance = lanes / 2; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
@@ -104,15 +104,16 @@ struct Digits {
 
 struct Product {
     u8* activations;
-    /* Of every span of a token. */
+    /* By token and span. */
     float* scales;
-    /* Of the activations of every group, with a zero behind for the other lane; or of all of the slice, and of every span. */
+    /* The sums of activations of every group, with a zero after it for the other lane; or of the whole slice, and of every span.
+     * */
     float* sums;
-    /* Where this lane's operands are, its scales and its sums. */
+    /* The addresses of this lane's operands, scales and sums. */
     u32 own_x;
     const float *own_scales, *own_sums;
     int group, part;
-    /* 128 in every byte, in a register: as a constant it would be a second instruction every time. */
+    /* 128 in every byte, in a register: a constant would cost an additional instruction at every use. */
     u32 eights;
     Sum total[TILES][4];
 
@@ -126,15 +127,15 @@ struct Product {
         activations = shared;
         scales = (float*)(shared + TOKENS * DIGITS * X_PITCH);
         sums = scales + spans;
-        /* Column `group` of a tile: a token and, of its bytes, the low, the middle or the high one, or none. */
+        /* Column `group` of a tile: a token, and its low, middle or high bytes; or none. */
         own_x = (u32)__cvta_generic_to_shared(shared) + part * 16 + (group / COLUMNS * DIGITS + group % COLUMNS) * X_PITCH;
-        /* A lane has the sums of two columns of a token. Those of tokens that are not there go nowhere. */
+        /* A lane has the sums of two columns of a token. Sums of tokens that do not exist are discarded. */
         own_scales = scales + part / 2;
         own_sums = sums + part;
         asm volatile("mov.b32 %0, 0x80808080;" : "=r"(eights));
     }
 
-    /* Reads activations, inputs from `begin` to `begin + count`, with zeros behind to the end of a piece. */
+    /* Reads activations, inputs `begin` to `begin + count`, padded with zeros to the end of a k tile. */
     template <typename Meanwhile>
     __device__ void prepare(const X* x, i64 x_row, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch,
                             const Meanwhile& meanwhile) {
@@ -173,7 +174,7 @@ struct Product {
         }
     }
 
-    /* The operands of unit `u` that are in a lane's 16 bytes of each of two steps. */
+    /* The operands of unit `u` in a lane's 16 bytes of each of two steps. */
     __device__ void operands_of(const Vector (&own)[2], int u, u32 (&operands)[4]) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -190,7 +191,7 @@ struct Product {
         }
     }
 
-    /* Adds the product of a piece. Of a last step that is not there the activations are zeros. */
+    /* Adds the product of a k tile. For a last step that does not exist, the activations are zeros. */
     __device__ void add(const Vector (&first)[2], const Vector (&second)[2], const u8* numbers, bool alternate, int piece, int) {
         u32 x_here = own_x + piece * PIECE;
 #if DIGITS == 3
@@ -244,7 +245,7 @@ struct Product {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) total[t][i] += both[i / 2] * (__int_as_float(c[t][i]) - RAISED_BY);
 #if NEEDS_SUMS && GROUP
-                    /* Along with the low bytes alone. */
+                    /* Together with the low bytes only. */
                     float sum = own_sums[(piece * GROUPS + number / TOGETHER) * (2 * PLACES) + 4 * t];
                     total[t][0] += shift[k * UNIT_GROUPS / PRODUCTS][0] * sum;
                     total[t][2] += shift[k * UNIT_GROUPS / PRODUCTS][1] * sum;
@@ -255,7 +256,7 @@ struct Product {
         }
     }
 
-    /* Leaves the sums of a warp: rows of SUM_ROW for each token, with 16 outputs each. */
+    /* Writes the sums of a warp: for each token a row of SUM_ROW with 16 outputs. */
     __device__ void leave(Sum* to) const {
 #pragma unroll
         for (int t = 0; t < TILES; ++t) {
@@ -268,7 +269,7 @@ struct Product {
                 to[token * SUM_ROW + group + 8] = total[t][2 + i];
             }
 #else
-            /* Low and middle bytes of two rows, and the high ones: each of two lanes gives the other one row. */
+            /* Two lanes exchange rows: one has the low and middle bytes of two rows, the other the high ones. */
             bool odd = part % 2;
             float low = odd ? total[t][0] * 65536.0f : total[t][0] + total[t][1] * 256.0f;
             float high = odd ? total[t][2] * 65536.0f : total[t][2] + total[t][3] * 256.0f;
@@ -283,7 +284,7 @@ struct Product {
         }
     }
 
-    /* What a sum over all inputs comes to, where a row is one group. */
+    /* Corrects a sum over all inputs, where a row is one group. */
     __device__ float put_right(float sum, float scale, float second, int token) const {
         return scale * sum + (NEEDS_SUMS ? shift_of(scale, second) * sums[token * (SPANS + 1)] : 0.0f);
     }

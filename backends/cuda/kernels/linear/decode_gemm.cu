@@ -1,37 +1,37 @@
 /*
- * A linear layer of up to 16 rows with the norm in front of it and its epilogue, sm_80 and up: y = f(norm(x) W^T + b), f16 or bf16.
+ * A linear layer for up to 16 rows with the preceding norm and its epilogue, sm_80 and up: y = f(norm(x) W^T + b), f16 or bf16.
  *
- * A tile is 16 outputs (8 pairs: see epilogue.cuh) by all tokens; a block of 8 warps owns a slice of the inputs and goes from
- * tile to tile. One block on an SM, for the whole product. The k tiles of 64 inputs go round the warps, which add up in shared
- * memory, in a fixed order. Each warp has a ring of its own in shared memory, STAGES k tiles of 2 KiB (16 rows of a line), that
- * it fills by asynchronous copies across the ends of tiles: 80 KiB in flight on every SM, where 4.8 TB/s need 29, and one barrier
- * for each tile.
+ * A tile is 16 outputs (8 pairs: see epilogue.cuh) by all tokens; a persistent block of 8 warps owns a slice of the inputs and
+ * loops over tiles, one block per SM. The k tiles of 64 inputs are distributed over the warps round-robin; sums are added in
+ * shared memory, in a fixed order. Each warp has its own ring buffer in shared memory, STAGES k tiles of 2 KiB (16 rows of a
+ * line), filled by asynchronous copies across tile boundaries: 80 KiB in flight on every SM, where 4.8 TB/s need 29, and one
+ * barrier per tile.
  *
- * Activations are normed, rounded to their own type as the norm's result would be, and kept in shared memory. Weights are the
+ * Activations are normalised, rounded to their own type as the norm's result would be, and kept in shared memory. Weights are the
  * 16-row operand of mma.m16n8k16, tokens the 8-column one. The sum over inputs may run in any order as long as both operands
- * agree, so a lane's 16 consecutive bytes of a row are the fragments of two products. Every second row of a k tile has its
- * halves swapped, and rows of activations are 64 bytes more than a multiple of 128 apart: then 8 lanes meet no bank twice.
+ * agree, so a lane's 16 consecutive bytes of a row are the fragments of two products. Every second row of a k tile has its halves
+ * swapped, and the row stride of activations is 64 bytes more than a multiple of 128, so that 8 lanes have no bank conflicts.
  *
- * With SLICES > 1 a block writes its partial sums to scratch memory and counts itself at the tile's counter. One of the
- * slices, each in its turn, visits the tile a round later and counts once more. The block that counts last, mostly the visitor, adds
- * up all slices, in the order of the slices, so the result does not depend on which block that is. No block ever waits for another,
- * so the kernel makes progress however few of its blocks are resident beside other work on the device. Two slices on sm_90 are a
- * cluster, whose blocks are resident together: there the visitor may wait for the other block, and nobody needs the answer of an
- * atomic operation, which takes longer than a tile while memory is busy.
+ * With SLICES > 1 (split-K) a block writes its partial sums to scratch memory and increments the tile's counter. One of the
+ * slices, in rotation, visits the tile again one iteration later and increments the counter once more. The block whose increment
+ * is the last, usually the visitor, adds up all slices, in their order, so the result does not depend on which block that is. No
+ * block ever waits for another, so the kernel makes progress however few of its blocks are resident. On sm_90 two slices are a
+ * cluster, whose blocks are resident together: there the visitor may wait for the other block, which avoids an atomic operation
+ * with a result, whose latency exceeds the time of a tile while memory is busy.
  *
- * The rings are filled before the preceding kernel has finished (unless weights may change), so memory is kept busy between
- * kernels. With PACED, where attention of one token precedes, a warp has two k tiles in flight until its ring is full: the reads
- * of an SM queue, and attention's would wait for 112 KiB of them.
+ * The ring buffers are filled before the preceding kernel has finished (unless weights may change), so memory stays busy between
+ * kernels. With PACED, after attention of one token, a warp has only two k tiles in flight until its ring buffer is full: the
+ * reads of an SM queue, and attention's would wait behind 112 KiB of them.
  *
- * Bytes: the weights, once; x once per block, from the L2. Floor: the weights over read bandwidth.
- * Measured figures: docs/src/performance/cuda.md.
+ * Bytes: the weights, once; x once per block, from the L2. Floor: the weights over read bandwidth. Measured figures:
+ * docs/src/performance/cuda.md.
  */
-/* Inputs of a piece, and its bytes. */
+/* Inputs of a k tile, and its bytes. */
 #define PIECE 64
 #define STAGE (16 * PIECE * 2)
 /* Tiles of 8 tokens. */
 #define TILES ((TOKENS + 7) / 8)
-/* Floats from token to token of the sums of a warp: the lanes of a warp meet no bank twice. */
+/* Floats between the sums of consecutive tokens of a warp, chosen so that lanes have no bank conflicts. */
 #define SUM_ROW 20
 #define ITEMS (8 * TOKENS)
 #define ITEM_WARPS ((ITEMS + 31) / 32)
@@ -46,7 +46,7 @@
 extern __shared__ __align__(128) u8 memory[];
 
 #if __CUDA_ARCH__ >= 800
-/* Starts copying 16 bytes of weights, or writes zeros. They are read once: first to leave the L2. */
+/* Starts copying 16 bytes of weights, or writes zeros. Weights are read once, so they are marked evict-first in the L2. */
 __device__ inline void copy_ahead(u32 to, const u8* from, bool real, u64 once) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
         :: "r"(to), "l"(from), "r"(real ? 16 : 0), "l"(once) : "memory");
@@ -68,7 +68,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BLOCK, 1) decode_gemm(Ext
     int begin = slice * SLICE, count = (int)inputs - begin < SLICE ? (int)inputs - begin : SLICE;
     int pieces = (count + PIECE - 1) / PIECE;
 
-    /* What is copied next: tile, piece, and where the rows are that this lane copies of, 4 of 16. */
+    /* The next copy: tile, k tile, and the rows that this lane copies, 4 of 16. */
     u8* ring = memory + warp * STAGES * STAGE;
     u32 ring_address = (u32)__cvta_generic_to_shared(ring) + lane / 8 * (PIECE * 2) + (lane % 8 ^ lane / 8 % 2 * 4) * 16;
     u64 once;
@@ -113,7 +113,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BLOCK, 1) decode_gemm(Ext
     wait_for_predecessor();
     Extent::Loaded loaded = extent.load();
 #if SLICES == 1
-    /* The pair that is this thread's to finish: warps take turns. What the first needs is read along with the activations. */
+    /* The pair that this thread finishes; warps take turns. The epilogue operands of the first pair are loaded together with the
+     * activations. */
     int item = threadIdx.x, pair = item % 8;
     bool finishes = item < ITEMS;
     Ready ready = {};
@@ -130,8 +131,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BLOCK, 1) decode_gemm(Ext
     const u8* low = ring + group * (PIECE * 2);
 #if SLICES > 1
     /*
-     * Tiles whose slices this warp counted itself at, and later tiles it visits to add them up: which tile (-1: none), which of its
-     * pairs, how many had counted before, and whether this slice is to visit it. The answer is looked at a turn later, when it has arrived.
+     * Tiles whose counter this warp has incremented, and earlier tiles that it visits to add them up: the tile (-1: none), its
+     * pair, the previous value of the counter, and whether this slice is to visit it. The value is used one iteration later, when
+     * it has arrived.
      */
     struct Counted { int tile, item; u32 before; bool visits; };
     Counted counted = {-1, 0, 0, false};
@@ -156,7 +158,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BLOCK, 1) decode_gemm(Ext
         apply_epilogue(e, rows, ready, token, a, b);
     };
 #if PAIRED
-    /* Adds up the tile that this warp is to visit, once both slices have counted themselves. */
+    /* Adds up the tile that this warp visits, once both slices have incremented its counter. */
     auto settle = [&]() {
         int tile = counted.tile, item = counted.item;
         counted.tile = -1;
@@ -174,14 +176,14 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BLOCK, 1) decode_gemm(Ext
     };
 #else
     Counted visited = counted;
-    /* Looks at the answers of the turn before, and visits the tile of that turn if it is this slice's to add up. */
+    /* Checks the counter values of the previous iteration, and visits its tile if this slice is to add it up. */
     auto settle = [&]() {
 #pragma unroll 1
         for (int i = 0; i < 2; ++i) {
             Counted c = i ? counted : visited;
             (i ? counted : visited).tile = -1;
             if (c.tile < 0) continue;
-            /* Every slice and the visitor had counted: the lanes of this warp are the last. */
+            /* Every slice and the visitor have counted: this warp is the last. */
             if (__shfl_sync(0xffffffffu, c.before, 0) == SLICES) {
                 add_up(c.tile, c.item);
             } else if (i && c.visits) {
@@ -209,7 +211,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BLOCK, 1) decode_gemm(Ext
         for (int piece = warp; piece < pieces; piece += WARPS) {
             await_copies<STAGES - 2>();
             __syncwarp();
-            /* Into the place that was read a piece ago. */
+            /* Refills the stage that was read one k tile ago. */
             fetch(slot == 0 ? STAGES - 1 : slot - 1);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -243,7 +245,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BLOCK, 1) decode_gemm(Ext
                 to[SUM_ROW + 8] = c[t][3];
             }
         }
-        /* The sums of the tile after next take this place, behind the next barrier. */
+        /* The tile after next overwrites these sums, after the next barrier. */
         __syncthreads();
         if (item / 32 >= ITEM_WARPS) continue;
         float a = 0.0f, b = 0.0f;

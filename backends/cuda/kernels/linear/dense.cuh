@@ -1,5 +1,5 @@
 /*
- * Dense weights on plain arithmetic (skinny.cu, stream.cu): 16 bytes of a row at a time, and the elements of x that they meet.
+ * Dense weights on CUDA cores (skinny.cu, stream.cu): 16 bytes of a row at a time, and the matching elements of x.
  */
 #if FORMAT == FORMAT_F32
 #define WIDTH 4
@@ -12,7 +12,7 @@ typedef Lanes<f16> Elements;
 typedef Lanes<bf16> Elements;
 #endif
 
-/* `WIDTH` elements of x; zeros behind the last. */
+/* `WIDTH` elements of x; zeros past the end. */
 __device__ inline void load_x(const X* from, i64 left, float (&out)[WIDTH]) {
 #if X_VECTORS
 #pragma unroll

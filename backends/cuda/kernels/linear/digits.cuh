@@ -1,14 +1,14 @@
 /*
- * Activations of f16 or bf16 as three bytes each, for products with integers: the 128 of a span are v * 2^k with the same k,
- * v = 65536 h + 256 m + l, and v of the largest has 22 bits. Sums of such products start at the bits of 1.5 * 2^23 and, being less
- * than 2^22, are floats when they are done.
+ * Splits f16 or bf16 activations into three bytes each, for products with integers: the 128 values of a span are v * 2^k with a
+ * common k, v = 65536 h + 256 m + l, and the largest v has 22 bits. Integer sums start at the bits of 1.5 * 2^23; since they stay
+ * below 2^22, the final bits are valid floats.
  */
 #if __CUDA_ARCH__ >= 800
 /* 1.5 * 2^23. */
 #define RAISED 0x4b400000
 #define RAISED_BY 12582912.0f
 
-/* The larger of two pairs of magnitudes; NaN is larger than all. */
+/* The larger of two pairs of magnitudes; NaN is larger than all numbers. */
 __device__ inline u32 larger_pair(u32 a, u32 b) {
     u32 result;
 #if HALF
@@ -20,8 +20,8 @@ __device__ inline u32 larger_pair(u32 a, u32 b) {
 }
 
 /*
- * 8 activations of each lane: their low, middle and high bytes, in the order in which weights of so many bits are multiplied. Whole
- * warps must call, whose halves have a span each.
+ * The low, middle and high bytes of each lane's 8 activations, in the order in which weights of this bit width are multiplied.
+ * Whole warps must call; each half warp has a span.
  */
 template <typename T, int Bits> struct ThreeBytes {
     u32 words[3][2];
@@ -32,12 +32,12 @@ template <typename T, int Bits> struct ThreeBytes {
 #pragma unroll
         for (int i = 0; i < 4; ++i) most = larger_pair(most, v.word[i] & 0x7fff7fffu);
         most = larger_pair(most, most >> 16) & 0xffff;
-        /* Magnitudes are in the order of their bits, NaN last. */
+        /* Magnitudes have the order of their bits, NaN last. */
         bool upper = threadIdx.x % 32 >= 16;
         u32 low = __reduce_max_sync(0xffffffffu, upper ? 0 : most), high = __reduce_max_sync(0xffffffffu, upper ? most : 0);
         T largest = {(u16)(upper ? high : low)};
         exponent = __float_as_uint(widen(largest)) >> 23;
-        /* Not so small that the factor would overflow: what is left out then is below the smallest normal number. */
+        /* Bounded so that the factor does not overflow: what is dropped then is below the smallest normal number. */
         bounded = exponent < 22 ? 22 : exponent;
         float factor = __uint_as_float((275 - bounded) << 23);
         u32 value[8];
@@ -56,7 +56,7 @@ template <typename T, int Bits> struct ThreeBytes {
             words[2][half] = __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410) ^ 0x80808080u;
         }
     }
-    /* What a product is multiplied by; NaN where an activation of the span is not finite. */
+    /* The factor of a product; NaN if an activation of the span is not finite. */
     __device__ inline float scale() const { return __uint_as_float(exponent == 255 ? 0x7fc00000u : (bounded - 21) << 23); }
 };
 #endif

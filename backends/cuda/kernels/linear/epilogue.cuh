@@ -1,9 +1,9 @@
 /*
- * What becomes of a product, pair by pair. EPILOGUE says what: 0 bias alone, 1 a residual is added, 2 a function of each
- * output, 3 gated halves, 4 query, key and value of a layer (rotated, keys and values into the cache).
+ * The epilogue of a product, applied to pairs of outputs. EPILOGUE is 0 bias only, 1 a residual is added, 2 a function of each
+ * output, 3 gated halves, 4 query, key and value of a layer (rotated; keys and values are written to the cache).
  *
- * Outputs are taken two at a time, so that what belongs together meets: gate and other half, or the two elements that rope
- * turns. A tile is 8 such pairs: outputs low + i * step and high + i * step for i < 8.
+ * Outputs are processed in pairs, so that a thread has both elements that belong together: gate and up, or the two elements that
+ * rope rotates. A tile is 8 such pairs: outputs low + i * step and high + i * step for i < 8.
  */
 #define PLAIN 0
 #define ADDED 1
@@ -35,7 +35,7 @@ struct Epilogue {
     Strides value_strides;
 };
 
-/* Where a tile's outputs are. */
+/* The outputs of a tile. */
 struct Rows {
     int low, high, step;
     bool turned;
@@ -65,7 +65,7 @@ __device__ inline Rows rows_of(const Epilogue& e, int tile) {
     return rows;
 }
 
-/* What a pair of outputs of a token needs beside the product: read ahead of it, and then made ready. */
+/* Operands of a pair of outputs of a token, loaded ahead of the product and then prepared. */
 struct Ready {
     int first, second;
     float biases[2], added[2];
@@ -98,7 +98,7 @@ __device__ inline Ready get_ready(const Epilogue& e, const Rows& rows, int pair,
     return r;
 }
 
-/* The arithmetic on what was read, apart from the reads so that those need not be waited for one by one. */
+/* Prepares the loaded operands; separate from the loads, so that the loads overlap. */
 __device__ inline void turn_ready(const Epilogue& e, const Rows& rows, Ready& r) {
 #if EPILOGUE == HEADS
     if (r.place >= e.pages * e.slots) r.place = -1;
@@ -114,7 +114,7 @@ __device__ inline void turn_ready(const Epilogue& e, const Rows& rows, Ready& r)
 }
 
 #if EPILOGUE == HEADS
-/* For results of 16 bits, to 2^-20: by the hardware's functions, of what is left when whole turns are taken away. */
+/* For 16-bit results, to 2^-20: the hardware's sine and cosine, after reduction by whole rotations. */
 __device__ inline void turn_quickly(float angle, float& sine, float& cosine) {
     float turns = rintf(angle * 0.15915494309189535f);
     float rest = __fmaf_rn(turns, 1.7484556000744883e-7f, __fmaf_rn(turns, -6.2831854820251465f, angle));

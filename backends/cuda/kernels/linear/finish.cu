@@ -1,6 +1,6 @@
 /*
- * The last step of a product by cuBLASLt that went to scratch memory: bias, residual, rounding, and only the rows that are
- * real. One thread per element. Grid: (chunks of 256 of a row, rows up to 65535). Reads and writes each real element once.
+ * The epilogue of a cuBLASLt product in scratch memory: bias, residual, rounding, and only the rows within the extent. One thread
+ * per element. Grid: (chunks of 256 of a row, rows up to 65535). Reads and writes each valid element once.
  */
 extern "C" __global__ void finish(Extent extent, i64 columns, const X* x, i64 x_row, const BIAS* bias, const Y* residual,
                                   i64 residual_row, Y* y, i64 y_row) {
@@ -15,7 +15,7 @@ extern "C" __global__ void finish(Extent extent, i64 columns, const X* x, i64 x_
     }
 }
 
-/* The same, 8 elements for a thread, in loads of 16 bytes: for many rows. */
+/* The same, with 8 elements per thread, in loads of 16 bytes: for many rows. */
 extern "C" __global__ void finish_wide(Extent extent, i64 columns, const X* x, i64 x_row, const BIAS* bias, const Y* residual,
                                        i64 residual_row, Y* y, i64 y_row) {
     launch_dependents_and_wait();

@@ -1,10 +1,10 @@
 /*
- * Pieces of packed weights by f16 or bf16: m16n8k16, a column for a token.
+ * Packed weights times f16 or bf16 activations: m16n8k16, one column per token.
  *
- * Integers become operands by a few operations on two at a time: 4 bits in front of the exponent of 128 (bf16) or 1024 (f16) are
- * that number plus the integer. What that adds, zero points and minima are the same for all of a group, so they are put right
- * with the sum of the group's activations, in f32: w = s (q - z) + m makes sum(w x) = s sum(q x) + (m - s z) sum(x). Signed bytes
- * become what they are, exactly: see pair_of.
+ * Integers are converted two at a time by a few bit operations: 4 bits inserted below the exponent of 128 (bf16) or 1024 (f16)
+ * are that number plus the integer. This offset, zero points and minima are constant within a group, so they are corrected with
+ * the sum of the group's activations, in f32: w = s (q - z) + m gives sum(w x) = s sum(q x) + (m - s z) sum(x). Signed bytes are
+ * converted exactly: see pair_of.
  */
 #if !DIGITS
 /* Groups of a step, and inputs whose activations are summed together. */
@@ -16,7 +16,7 @@
 #if __CUDA_ARCH__ >= 800
 struct Product {
     u8* activations;
-    /* Of the activations of every group. */
+    /* The sums of the activations of every group. */
     float* sums;
     u32 own_x;
     int group, part;
@@ -32,7 +32,7 @@ struct Product {
         own_x = (u32)__cvta_generic_to_shared(shared) + group * X_PITCH;
     }
 
-    /* Reads activations, inputs from `begin` to `begin + count`, with zeros behind to the end of a piece. */
+    /* Reads activations, inputs `begin` to `begin + count`, padded with zeros to the end of a k tile. */
     template <typename Meanwhile>
     __device__ void prepare(const X* x, i64 x_row, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch,
                             const Meanwhile& meanwhile) {
@@ -54,7 +54,7 @@ struct Product {
             if (threadIdx.x % 32 == 0) sums[token] = sum;
         }
 #else
-        /* A thread takes 8 of them, and lanes of a group add up. */
+        /* Each thread adds 8 of them, then the lanes of a group add up. */
         const int vectors = TOKENS * (SLICE / 8), lanes = SUMMED / 8;
         for (int item = threadIdx.x; item < (vectors + 31) / 32 * 32; item += BLOCK) {
             int token = item / (SLICE / 8), at = item % (SLICE / 8);
@@ -81,7 +81,7 @@ struct Product {
         }
     }
 
-    /* Adds the product of a piece, whose last step may be none of all `steps`. */
+    /* Adds the product of a k tile, whose last step may not exist. */
     __device__ void add(const Vector (&first)[2], const Vector (&second)[2], const u8* numbers, bool alternate, int piece, int steps) {
 #if GROUP > 0
         float scale[GROUPS][2], offset[GROUPS][2];
@@ -98,7 +98,7 @@ struct Product {
         for (int half = 0; half < 2; ++half) {
             int step = piece * 2 + half;
             if (half == 1 && step >= steps) break;
-            /* Two sums in turn, so that fewer products wait for the one before. */
+            /* Two alternating accumulators, so that fewer products wait for the previous one. */
             float c[TILES][2][4] = {};
 #pragma unroll
             for (int w = 0; w < 4; ++w) {
@@ -157,7 +157,7 @@ struct Product {
         }
     }
 
-    /* Leaves the sums of a warp: rows of SUM_ROW for each token, with 16 outputs each. */
+    /* Writes the sums of a warp: for each token a row of SUM_ROW with 16 outputs. */
     __device__ void leave(Sum* to) const {
 #pragma unroll
         for (int t = 0; t < TILES; ++t) {
@@ -171,7 +171,7 @@ struct Product {
         }
     }
 
-    /* What the sum of a group comes to, given its sum of activations. */
+    /* Scales and corrects the sum of a group, given its sum of activations. */
     __device__ static float put_right(float sum, float scale, float second, float activations) {
 #if OFFSET == 1
         return scale * (sum - (second + SHIFTED) * activations);
@@ -184,7 +184,7 @@ struct Product {
 #endif
     }
 
-    /* What a sum over all inputs comes to, where a row is one group. */
+    /* Corrects a sum over all inputs, where a row is one group. */
     __device__ float put_right(float sum, float scale, float second, int token) const {
         return put_right(sum, scale, second, NEEDS_SUMS ? sums[token] : 0.0f);
     }

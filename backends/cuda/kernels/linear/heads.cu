@@ -1,8 +1,8 @@
 /*
- * Queries, keys and values of a product that is in scratch memory: a warp for each head of a row. Grid: (blocks of 4 heads,
- * rows up to 65535). With HEAD_NORMS heads of queries and keys are normed, with ROPE they are turned; queries go to the
- * result, keys and values to their slots of the cache. Reads the product once or, for norms, twice (the second time from the
- * L1), writes once. WIDE says which of the two kernels there is.
+ * Queries, keys and values of a product in scratch memory: one warp for each head of a row. Grid: (blocks of 4 heads, rows up to
+ * 65535). With HEAD_NORMS the heads of queries and keys are normalised, with ROPE they are rotated; queries are written to the
+ * result, keys and values to their cache slots. Reads the product once or, for norms, twice (the second time from the L1), writes
+ * once. WIDE selects between the two kernels.
  */
 #if !WIDE
 extern "C" __global__ void heads(Extent extent, const X* product, i64 product_row, Epilogue e, const QUERY_GAIN* query_gain,
@@ -56,11 +56,11 @@ extern "C" __global__ void heads(Extent extent, const X* product, i64 product_ro
 }
 #else
 /*
- * The same for heads whose sizes and turned pairs are multiples of 8: a thread takes 8 pairs, or 8 elements that are not turned
- * and 8 more, in loads of 16 bytes, and LANES threads share a head. Grid: (blocks of THREADS threads, as many rows as there is room
- * for at once). What a thread has to know of its head it works out once for all its rows. It reads the next row before it finishes
- * the one in hand, the first ahead of the extent, as the memory of a row past it is there too. The sines of a row are computed once
- * for all heads of a block: they cost more than the memory.
+ * The same for head sizes and numbers of rotated pairs that are multiples of 8: a thread processes 8 pairs, or twice 8 elements
+ * that are not rotated, in loads of 16 bytes; LANES threads share a head. Grid: (blocks of THREADS threads, as many rows as are
+ * resident at once). What a thread needs to know of its head is computed once for all its rows. It loads the next row before it
+ * finishes the current one; the first row is loaded before the extent is known, as rows past it have memory too. The sines of a
+ * row are computed once for all heads of a block: they cost more than the memory accesses.
  */
 #define BLOCK_HEADS (THREADS / LANES)
 
@@ -68,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_w
                                                                  const QUERY_GAIN* query_gain, float query_eps, float query_offset,
                                                                  const KEY_GAIN* key_gain, float key_eps, float key_offset) {
     __shared__ __align__(16) float sines[2][PAIRS + 8], cosines[2][PAIRS + 8];
-    /* In this order: attention, which is next, has the L2 fetch keys as soon as it is there, and a product would push them out. */
+    /* In this order, because attention, which runs next, prefetches keys into the L2 when it starts, and a product would evict
+     * them. */
     wait_for_predecessor();
     launch_dependents();
     int lane = threadIdx.x % LANES, head = blockIdx.x * BLOCK_HEADS + threadIdx.x / LANES;
@@ -77,11 +78,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_w
     int size = none ? 0 : (int)(is_value ? e.value_size : e.key_size), pairs = is_value ? 0 : PAIRS;
     int begin = is_value ? turned_heads * (int)e.key_size + (head - turned_heads) * size : head * size;
     float factor = is_query ? e.query_scale : e.key_scale;
-    /* Where the head is in the cache. */
+    /* The address of the head in the cache. */
     const Strides& strides = is_value ? e.value_strides : e.key_strides;
     CACHE* kept = (is_value ? e.values : e.keys) + (head - (int)(is_value ? turned_heads : e.query_heads)) * strides.head;
 
-    /* Where the two eights of an item are: a pair that is turned, or two that are not, of which the second may be past the end. */
+    /* The two vectors of 8 of an item: a rotated pair, or two that are not rotated, the second of which may be past the end. */
     int item, first, second;
     bool turned;
     auto locate = [&](int at) {
@@ -126,7 +127,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_w
                 sines[turn][pair] = sinf(angle);
                 cosines[turn][pair] = cosf(angle);
             }
-            /* Sines of two rows: who is here has read those of the row before the last, which are written over next. */
+            /* Sines of two rows, double-buffered: every thread here has read those of the row before last, which are overwritten
+             * next. */
             __syncthreads();
         }
         float scale = 1.0f;
@@ -191,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_w
         };
         if (!none && !unreal && item < size - pairs) {
             finish();
-            /* More items than threads: their elements are not read ahead. */
+            /* If there are more items than threads, their elements are not prefetched. */
             while (item + (turned ? LANES : 2 * LANES) * 8 < size - pairs) {
                 locate(item + (turned ? LANES : 2 * LANES) * 8);
                 if (first < size) own_one.read(from + first);

@@ -1,6 +1,6 @@
 /*
- * What becomes of the sums of a product of bytes with bytes: y = sum * scale of the row * scale of the output + bias. With GATED
- * the first half of the outputs gates the other: y = f(first) * second.
+ * The epilogue of an 8-bit integer product: y = sum * scale of the row * scale of the output + bias. With GATED the first half of
+ * the outputs gates the other: y = f(first) * second.
  */
 struct Results {
     const float* row_scales;
@@ -12,6 +12,6 @@ struct Results {
     const Y* added;
     i64 added_row;
     float alpha;
-    /* With GATED: of what gates and what is gated, if it is positive. */
+    /* With GATED: the limit on gate and up, if it is positive. */
     float limit;
 };

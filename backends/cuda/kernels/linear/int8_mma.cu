@@ -1,11 +1,11 @@
 /*
  * linear_w8a8 by mma.sync, for every device and every layout: y = (x W^T) * row scale * output scale + bias, x and W of 8 bits,
- * sums exact in 32 bits. m16n8k32 from sm_80 on; on sm_75 four m8n8k16, which hold the same registers.
+ * exact sums in 32 bits. m16n8k32 from sm_80 on; on sm_75 four m8n8k16, which use the same register layout.
  *
- * A block of 8 warps owns 128 rows by 64 outputs, a warp 32 by 32; 64 inputs at a time go through shared memory, the next ones
- * under way in registers. Weights are taken as they lie: 8 outputs by 16 inputs are a line of 128 bytes, in which the lanes of
- * a warp find their operands at their own words. Rows of x are 80 bytes apart, so that lanes meet no bank twice.
- * Grid: (blocks of outputs, blocks of rows). Operations: 2 * rows * outputs * inputs.
+ * A block of 8 warps owns 128 rows by 64 outputs, a warp 32 by 32; k tiles of 64 inputs pass through shared memory, with the next
+ * one loading into registers. Weights are used as stored: 8 outputs by 16 inputs are a line of 128 bytes, in which each lane
+ * finds its operand at its own word. Rows of x are 80 bytes apart, so that lanes have no bank conflicts. Grid: (blocks of
+ * outputs, blocks of rows). Operations: 2 * rows * outputs * inputs.
  */
 #define ROWS 128
 #define OUTPUTS 64
@@ -25,7 +25,7 @@ __device__ inline void multiply(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) 
 #endif
 }
 
-/* 16 inputs of a row of x from `input` on; zeros behind the last, and for rows that are none. */
+/* 16 inputs of a row of x from `input` on; zeros past the last, and for rows that do not exist. */
 __device__ inline Vector load_inputs(const u8* x, i64 x_row, i64 row, i64 rows, i64 input, i64 inputs) {
     Vector v = {};
     if (row >= rows || input >= inputs) return v;

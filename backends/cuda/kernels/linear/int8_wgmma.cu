@@ -1,30 +1,28 @@
 /*
- * linear_w8a8 on Hopper's tensor cores (sm_90a): y = (x W^T) * row scale * output scale + bias, x and W of 8 bits, sums exact
- * in 32 bits.
+ * linear_w8a8 by wgmma (sm_90a): y = (x W^T) * row scale * output scale + bias, x and W of 8 bits, exact sums in 32 bits.
  *
- * A block owns tiles of GROUPS * 64 rows by OUTPUTS outputs and stays on its multiprocessor for all of them. One thread
- * fetches: 128 inputs at a time into a ring of STAGES, by the bulk copy engine. GROUPS warpgroups multiply, each 64 rows with
- * all outputs, sums in registers; the ring runs on across the ends of tiles, so the next tile arrives while a group writes.
- * Of few rows only X_ROWS are fetched; the rest of the tile is whatever lies there, and goes nowhere.
+ * A persistent block computes tiles of GROUPS * 64 rows by OUTPUTS outputs. A producer thread copies k tiles of 128 inputs by TMA
+ * into a ring buffer of STAGES stages. GROUPS consumer warpgroups multiply, each 64 rows with all outputs, with sums in
+ * registers; the ring buffer runs on across tile boundaries, so the next tile is loading while a group writes. For few rows only
+ * X_ROWS are copied; the other rows of the tile hold arbitrary data, and their results are discarded.
  *
- * Gates and what they gate are the two halves of a tile's outputs, so that both are in the same registers. Scales of outputs, and
- * what results are added to, are read before the last products are waited for.
+ * Gate and up are the two halves of a tile's outputs, so that a thread has both in registers. Scales of outputs, and residuals,
+ * are read before the last products are waited for.
  *
- * Rows of x are swizzled by 128 bytes on the way. Weights lie in memory as wgmma reads them: 8 outputs by 16 inputs are one
- * line of 128 bytes (see weight.rs). Inputs past the last, and rows and outputs past theirs, arrive as zeros. Tiles are walked
- * in bands of BAND tiles of rows, so that those under way at a time share operands in the L2.
+ * Rows of x are swizzled by 128 bytes by the copy. Weights are stored in memory as wgmma reads them: 8 outputs by 16 inputs are
+ * one line of 128 bytes (see weight.rs). Inputs, rows and outputs past the last are read as zeros. Tiles are visited in bands of
+ * BAND tiles of rows, so that concurrent tiles share operands in the L2.
  *
- * Operations: 2 * rows * outputs * inputs; the floor is the rate of the tensor cores, 16384 a cycle and multiprocessor, or for
- * few rows the bytes of the weights. Clusters of blocks that share what they read were tried and are slower, by a quarter at
- * 4096 rows and more for fewer: the L2 is no bound, and the blocks of a cluster wait for one another. Groups that begin some
- * turns apart, so that one has the tensor cores while the other writes, are no faster.
- * Measured figures: docs/src/performance/quantisation-cuda.md.
+ * Operations: 2 * rows * outputs * inputs; the floor is the rate of the tensor cores, 16384 per cycle and SM, or for few rows the
+ * bytes of the weights. Clusters with multicast were slower, by a quarter at 4096 rows and more for fewer: the L2 is not the
+ * bottleneck, and the blocks of a cluster wait for one another. Staggering the groups, so that one uses the tensor cores while
+ * the other writes, was no faster. Measured figures: docs/src/performance/quantisation-cuda.md.
  */
 #define ROWS (GROUPS * 64)
 #define BLOCK ((GROUPS + 1) * 128)
 /* Sums are integers. */
 #define SUM(x) "+r"(x)
-/* Inputs of a turn, and bytes of a slot. */
+/* Inputs of a k tile, and bytes of a stage. */
 #define DEPTH 128
 #define X_BYTES (X_ROWS * DEPTH)
 #define W_BYTES (OUTPUTS * DEPTH)
@@ -36,7 +34,7 @@ struct Barriers { u64 full[STAGES], free[STAGES]; };
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-/* d = or += 64 rows times all outputs, 32 inputs of each. */
+/* d = or += 64 rows times all outputs, 32 inputs each. */
 __device__ inline void multiply(int (&d)[OUTPUTS / 2], u64 x, u64 weight, int add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, " BEHIND(OUTPUTS, FLAG) ", 0;\n"
@@ -44,7 +42,7 @@ __device__ inline void multiply(int (&d)[OUTPUTS / 2], u64 x, u64 weight, int ad
         : PLACES(OUTPUTS) : "l"(x), "l"(weight), "r"(add));
 }
 
-/* Two results, put together; f32 stays two words. */
+/* Packs two results; f32 stays two words. */
 __device__ inline u32 pack(float a, float b) {
 #if WIDE_Y
     return 0;
@@ -53,9 +51,9 @@ __device__ inline u32 pack(float a, float b) {
 #endif
 }
 
-/* What is added is read as results are written, 16 bytes at a time. */
+/* The residual is read as results are written, 16 bytes at a time. */
 #define ADDED_VECTORS (ADDED && Y_VECTORS && !WIDE_Y)
-/* Results of a tile's row are written by the 32, of which the last may be half. */
+/* Results of a row are written in groups of 32, the last of which may be half. */
 #define PIECES ((RESULTS + 31) / 32)
 
 #if ADDED_VECTORS
@@ -65,8 +63,8 @@ struct Added {};
 #endif
 
 /*
- * Scales of a tile's outputs, for the threads of a group, which meet at barrier `meeting`: before, when none of them reads those of
- * the tile before any more, and behind.
+ * Loads the scales of a tile's outputs, for the threads of a group, which synchronise at barrier `meeting`: before, so that none
+ * still reads the previous tile's scales, and after.
  */
 __device__ inline void stage_scales(const Results& r, float (&scales)[OUTPUTS], int first, int results, int meeting) {
     asm volatile("bar.sync %0, 128;" :: "r"(meeting) : "memory");
@@ -91,7 +89,7 @@ struct Numbers {
     __device__ float apply_to(int sum, float row_scale, int c) const { return (float)sum * (row_scale * scale[c]) + bias[c]; }
 };
 
-/* Writes two rows of sums of this lane, 8 rows apart; `first` is the first of the tile's results, of which there are so many. */
+/* Writes two rows of this lane's sums, 8 rows apart; `first` is the first of the tile's results, `results` their number. */
 __device__ inline void write(const Results& r, int (&d)[OUTPUTS / 2], const Added& added, const float* scales, int row, int first,
                              int rows, int results, int lane) {
     int q = lane % 4;
@@ -215,7 +213,7 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
                     expect(full, SLOT);
                     u32 slot = ring + place.stage * SLOT;
                     copy_box(x_map, slot, full, turn * DEPTH, tile.row * ROWS);
-                    /* Byte of a line, 16 inputs, 8 outputs. */
+                    /* The dimensions: byte of a line, group of 16 inputs, group of 8 outputs. */
                     copy_box(weight_map, slot + X_BYTES, full, 0, turn * (DEPTH / 16), tile.output * (RESULTS / 8));
 #if GATED
                     copy_box(weight_map, slot + X_BYTES + W_BYTES / 2, full, 0, turn * (DEPTH / 16), count / 8 + tile.output * (RESULTS / 8));

@@ -1,9 +1,9 @@
 /*
- * What products of some rows with weights as wgmma's operand of 64 share: 64 outputs by TOKENS rows, which SPLIT blocks of a
- * cluster make of a part of the inputs each. A lane has, of every eight rows, two rows of an output and of that 8 further on.
- * Sums are f32, or with INTEGERS exact.
+ * Shared code of the wgmma kernels with weights as the 64-row operand: 64 outputs by TOKENS rows, whose inputs are split over the
+ * SPLIT blocks of a cluster. Of every eight rows, a lane has two rows of one output and of the output 8 further. Sums are f32, or
+ * with INTEGERS exact.
  */
-/* Eights of rows, and how many of them a block finishes at most. */
+/* Groups of eight rows, and the maximum number of them that a block finishes. */
 #define EIGHTS (TOKENS / 8)
 #define OWN ((EIGHTS + SPLIT - 1) / SPLIT)
 
@@ -27,14 +27,14 @@ typedef float Sum;
 #define PRODUCT "wgmma.mma_async.sync.aligned.m64n" TEXT(TOKENS) "k16.f32.bf16.bf16 " NAMES(TOKENS) ", "
 #endif
 
-/* Where something of this block is in another block of the cluster. */
+/* The address of a variable of this block in another block of the cluster. */
 __device__ inline u32 address_at(u32 address, int rank) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
 
-/* Arrives at a barrier of a block of the cluster, behind what the thread has written to it. */
+/* Arrives at a barrier of a block of the cluster, after this thread's writes to that block. */
 __device__ inline void arrive_in_cluster(u32 barrier, int rank) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(address_at(barrier, rank)) : "memory");
 }
@@ -44,7 +44,7 @@ __device__ inline void await_cluster(u32 barrier) {
         "@done bra over;\nbra again;\nover:\n}" :: "r"(barrier) : "memory");
 }
 
-/* Tells all blocks of the cluster that the warp is here, and waits for all of their warps. */
+/* Cluster barrier by warp: tells all blocks of the cluster that this warp has arrived, and waits for all warps. */
 __device__ inline void meet(u64& barrier, int lane) {
     u32 own = shared_address(&barrier);
     __syncwarp();
@@ -52,7 +52,7 @@ __device__ inline void meet(u64& barrier, int lane) {
     await_cluster(own);
 }
 
-/* The same behind what the threads have written to the blocks: each arrives for itself. */
+/* The same after writes to the other blocks: each thread arrives for itself. */
 __device__ inline void meet_behind_writes(u64& barrier) {
     u32 own = shared_address(&barrier);
 #pragma unroll
@@ -60,7 +60,7 @@ __device__ inline void meet_behind_writes(u64& barrier) {
     await_cluster(own);
 }
 
-/* Four sums to a block of the cluster, and added to others where they have arrived. */
+/* Sends four sums to a block of the cluster; and adds received sums. */
 __device__ inline void send(u32 to, const Sum* d) {
     asm volatile("st.shared::cluster.v4." SUM_TYPE " [%0], {%1, %2, %3, %4};"
         :: "r"(to), IN_REGISTER(d[0]), IN_REGISTER(d[1]), IN_REGISTER(d[2]), IN_REGISTER(d[3]) : "memory");
@@ -73,7 +73,7 @@ __device__ inline void add(Sum* d, u32 from) {
     for (int i = 0; i < 4; ++i) d[i] += v[i];
 }
 
-/* 8 by 8 elements of 16 bits: a lane has two of a row, gets two of a column. */
+/* Transposes 8 by 8 elements of 16 bits: a lane has two of a row, gets two of a column. */
 __device__ inline u32 transposed(u32 word) {
     u32 result;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));

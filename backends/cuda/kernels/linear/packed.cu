@@ -1,42 +1,44 @@
 /*
- * Products of a few rows with packed integers of 4 or 8 bits, with what stands in front of them and behind, sm_80 and up:
- * y = f(norm(x) W^T + b) for activations of f16 or bf16, and with DIGITS 1 y = f((x W^T) * scale of the row + b) for signed bytes.
+ * Products of a few rows with packed integers of 4 or 8 bits, with the preceding norm and the epilogue, sm_80 and up: y =
+ * f(norm(x) W^T + b) for activations of f16 or bf16, and with DIGITS 1 y = f((x W^T) * scale of the row + b) for signed bytes.
  *
- * The plan is that of decode_gemm.cu: a tile is 16 outputs by all tokens, blocks stay, teams of SPLIT warps take turns at tiles, and the
- * warps of a team at pieces of the inputs; they add up in shared memory, and with SLICES > 1 the slices of a
- * tile from scratch memory, where no block waits for another. What differs is the weights. A step is 16 rows by 64 bytes, and a piece two steps: 128 or 256 inputs, 2 KiB. 8
- * rows by 16 bytes are one line of 128 bytes in memory, so a piece is two runs of 1 KiB, copied into a ring of the warp's own with
- * the numbers of its groups. (Lanes that copied the very bytes they multiply, a quarter of four lines at a time, came to 2.1 TB/s.)
- * Rows of a line change places by which line it is: then 8 lanes meet no bank twice, copying or reading.
+ * The structure is that of decode_gemm.cu: a tile is 16 outputs by all tokens, blocks are persistent, teams of SPLIT warps take
+ * tiles in turn, and the warps of a team take k tiles in turn; sums are added in shared memory, and with SLICES > 1 the slices of
+ * a tile are added from scratch memory, where no block waits for another. The difference is the weights. A step is 16 rows by 64
+ * bytes, and a k tile two steps: 128 or 256 inputs, 2 KiB. 8 rows by 16 bytes are one line of 128 bytes in memory, so a k tile is
+ * two contiguous runs of 1 KiB, copied into the warp's own ring buffer together with the scales and offsets of its groups. (When
+ * lanes copied only the bytes they multiply, a quarter of four lines at a time, the kernel reached 2.1 TB/s.) The rows of a line
+ * are permuted by the index of the line, so that 8 lanes have no bank conflicts in copies or reads.
  *
- * Warps do not meet at the end of a tile. Each leaves its sums in one of TURNS places, and its lanes say so at that place's barrier; the
- * warp of the team whose turn it is adds up a tile when it has done its part of the next. A place is taken again when the barrier
- * behind it shows that its sums have been read: three tiles on, so that hardly anyone ever waits.
+ * There is no block barrier at the end of a tile. Each warp writes its sums to one of TURNS buffers, and its lanes arrive at the
+ * mbarrier of that buffer; the warps of a team take turns in finishing tiles, and a warp does so after its part of the next tile.
+ * A buffer is reused three tiles later, when the mbarrier of the following buffer shows that its sums have been read, so warps
+ * hardly ever wait.
  *
- * What a warp does with a piece depends on how many tokens there are. Converting integers to what activations are is most of the
- * work for one token, which is bound by it and not by memory; so for few tokens it is the activations that change, once, to bytes,
- * three each: bytes.cuh. For more, integers do: halves.cuh. The order of inputs in a lane's 16 bytes is chosen in packing so
- * that its operands of x are consecutive and so that the four lanes of a row share a group: see weight/packing.rs.
+ * How a warp multiplies depends on the number of tokens. For one token, converting integers to the type of the activations would
+ * be most of the work and the bottleneck; so for few tokens the activations are converted instead, once, to three bytes each:
+ * bytes.cuh. For more tokens, integers are converted: halves.cuh. The order of inputs in a lane's 16 bytes is chosen in packing
+ * so that its operands of x are consecutive and the four lanes of a row share a group: see weight/packing.rs.
  *
- * What depends on nothing is done before the kernels in front have finished: rings are filled. But not all of them at once, as a
- * multiprocessor's reads queue, and activations would come behind everything that was asked for before: 5 us after their turn.
- * Two stages (of 16 warps) are enough till then; the others follow when the activations are under way.
+ * Ring buffers are filled before the preceding kernels have finished, but only two stages (of 16 warps): the reads of an SM
+ * queue, and activations would arrive 5 us late behind all stages. The other stages follow after the loads of the activations
+ * were issued.
  *
- * Bytes: integers and scales, once; x once per block, from the L2. Floor: those over read bandwidth.
- * Measured figures: docs/src/performance/quantisation-cuda.md.
+ * Bytes: integers and scales, once; x once per block, from the L2. Floor: those over read bandwidth. Measured figures:
+ * docs/src/performance/quantisation-cuda.md.
  */
-/* Places for the sums of the tiles of a team. */
+/* Buffers for the sums of a team's tiles. */
 #define TURNS 4
 #define TEAMS (WARPS / SPLIT)
 #define ITEMS (8 * TOKENS)
 #define ITEM_WARPS ((ITEMS + 31) / 32)
 
-/* Stages that are filled before activations are asked for: about what memory has time for till then. */
+/* Stages that are filled before activations are requested: about as much as memory can deliver until then. */
 #define EARLY (32 / WARPS < STAGES - 1 ? 32 / WARPS : STAGES - 1)
 
 extern __shared__ __align__(128) u8 memory[];
 
-/* Integers, then the numbers of groups; both in units of 8 rows. */
+/* Integers, and scales and offsets of groups; both in units of 8 rows. */
 struct Packed {
     const u8* integers;
     const u8* numbers;
@@ -44,7 +46,7 @@ struct Packed {
 };
 
 #if __CUDA_ARCH__ >= 800
-/* Starts copying 16 bytes that are read once: first to leave the L2. */
+/* Starts copying 16 bytes that are read once, so they are marked evict-first in the L2. */
 __device__ inline void copy_ahead(u32 to, const u8* from, u64 once) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "l"(once) : "memory");
 }
@@ -80,16 +82,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
     if (!immutable) wait_for_predecessor();
 
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = (int)tile_count;
-    /* The team, and which of it this warp is. */
+    /* The team, and the warp's index in it. */
     int team = warp / SPLIT, member = warp % SPLIT;
     int slice = blockIdx.x % SLICES, together = gridDim.x / SLICES;
-    /* Neighbouring tiles go to different blocks, so that none has more than one tile more than another. */
+    /* Neighbouring tiles go to different blocks, so the number of tiles per block differs by at most one. */
     int first = team * together + blockIdx.x / SLICES, groups = together * TEAMS;
     int begin = slice * SLICE, count = (int)inputs - begin < SLICE ? (int)inputs - begin : SLICE;
     int steps = (count + SPAN - 1) / SPAN, pieces = (steps + 1) / 2;
     int units = ((int)e.outputs + 7) / 8;
 
-    /* What is copied next: tile, piece, and where its units and their numbers are. */
+    /* The next copy: tile, k tile, and the addresses of its units and of their scales and offsets. */
     u8* ring = memory + warp * STAGES * STAGE;
     const u32 ring_address = (u32)__cvta_generic_to_shared(ring) + lane / 8 * 128 + (lane % 8 ^ lane / 8 * 2) * 16;
     const u32 to_numbers = (u32)__cvta_generic_to_shared(ring) + 2048 + lane * 16 - ring_address;
@@ -98,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
     int next_tile = member < pieces ? first : tiles, next_piece = member;
     const u8 *low_source, *high_source, *numbers, *high_numbers;
-    /* Units of a tile. Rows that alternate take two neighbours. */
+    /* Units of a tile. Alternating rows take two neighbouring units. */
     auto units_of = [&](const Rows& rows, int& low, int& high) {
         low = rows.low / 8;
         high = rows.step == 2 ? low + 1 : rows.high / 8;
@@ -150,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
 
     wait_for_predecessor();
     Extent::Loaded loaded = extent.load();
-    /* What belongs to the outputs of a pair. */
+    /* Operands of the epilogue for the outputs of a pair. */
     struct Own { float scale[2], second[2]; };
     auto get_own = [&](const Rows& rows, int pair, i64 token) {
         Own own = {{1.0f, 1.0f}, {}};
@@ -176,12 +178,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
 
     int turn = 0;
     const u8 *here = ring, *ring_end = ring + STAGES * STAGE;
-    /* Where row `i` of a piece's 16 is, for this lane. */
+    /* The row, for this lane, that is row `i` of a k tile's 16. */
     auto place_of = [&](int i) { return i / 8 * 1024 + lane % 4 * 128 + (i % 8 ^ lane % 4 * 2) * 16; };
 #if SLICES > 1
     /*
-     * Tiles whose slices this warp counted itself at, and later tiles it visits to add them up: which tile (-1: none), which of its
-     * pairs, how many had counted before, and whether this slice is to visit it. The answer is looked at a turn later, when it has arrived.
+     * Tiles whose counter this warp has incremented, and earlier tiles that it visits to add them up: the tile (-1: none), its
+     * pair, the previous value of the counter, and whether this slice is to visit it. The value is used one iteration later, when
+     * it has arrived.
      */
     struct Counted { int tile, item; u32 before; bool visits; };
     Counted counted = {-1, 0, 0, false}, visited = counted;
@@ -215,14 +218,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
         apply_epilogue(e, rows, ready, token, a, b);
 #endif
     };
-    /* Looks at the answers of the turn before, and visits the tile of that turn if it is this slice's to add up. */
+    /* Checks the counter values of the previous iteration, and visits its tile if this slice is to add it up. */
     auto settle = [&]() {
 #pragma unroll 1
         for (int i = 0; i < 2; ++i) {
             Counted c = i ? counted : visited;
             (i ? counted : visited).tile = -1;
             if (c.tile < 0) continue;
-            /* Every slice and the visitor had counted: the lanes of this warp are the last. */
+            /* Every slice and the visitor have counted: this warp is the last. */
             if (__shfl_sync(0xffffffffu, c.before, 0) == SLICES) {
                 add_up(c.tile, c.item);
             } else if (i && c.visits) {
@@ -234,9 +237,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
 #endif
     u64* barriers = all_barriers[team];
     Sum* team_sums = sums + team * (TURNS * SPLIT * TOKENS * SUM_ROW);
-    /* Which pair of the tile of a turn is this thread's to finish: warps take turns. */
+    /* The pair that this thread finishes for the tile of an iteration; warps take turns. */
     auto item_of = [&](int turn) { return ((member - turn * ITEM_WARPS) & (SPLIT - 1)) * 32 + lane; };
-    /* What finishing a tile takes beside its sums, read ahead. */
+    /* The epilogue operands of a tile, loaded ahead. */
     Ready ready = {};
     Own own = {};
     auto prepare = [&](int tile, int turn) {
@@ -266,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
                 b += from[other * (TOKENS * SUM_ROW) + 8];
             }
 #if GROUP == 0 && DIGITS != 1
-            /* Put right as a whole, where groups were not. */
+            /* Corrects the whole sum, if it was not corrected by group. */
             a = product.put_right(a, own.scale[0], own.second[0], token);
             b = product.put_right(b, own.scale[1], own.second[1], token);
 #endif
@@ -311,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
                 own_first[half] = *(const Vector*)(here + first_at + half * 512);
                 own_second[half] = *(const Vector*)(here + second_at + half * 512);
             }
-            /* Into the place that was read a piece ago. */
+            /* Refills the stage that was read one k tile ago. */
             fetch();
             product.add(own_first, own_second, here + 2048, alternate, piece, steps);
             here += STAGE;
@@ -322,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
         if (turn >= TURNS) await(barriers[(turn + 1) % TURNS], (turn + 1) / TURNS - 1);
         Sum* partial = team_sums + (turn % TURNS) * (SPLIT * TOKENS * SUM_ROW);
         product.leave(partial + member * (TOKENS * SUM_ROW));
-        /* Every lane for itself, behind what it left. */
+        /* Every lane arrives by itself, after its writes. */
         arrive(barriers[turn % TURNS]);
     }
     if (turn > 0) {

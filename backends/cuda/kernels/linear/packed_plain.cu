@@ -1,18 +1,19 @@
 /*
- * linear with packed integers for a few rows, on plain arithmetic: y = x W^T + b for any types and every device.
+ * linear with packed integers for a few rows on CUDA cores: y = x W^T + b for any types and every device.
  *
- * A warp owns a unit of 8 outputs and TOKENS tokens: 8 rows of four lanes. A lane takes 16 bytes of its row at a time (see
- * weight/packing.rs for which columns those are) and the activations that belong to them, which come through the L1; elements
- * are put together before they are multiplied. The four lanes of a row add up at the end, in a fixed order.
- * Grid: (blocks of 4 units, blocks of tokens).
+ * A warp owns a unit of 8 outputs and TOKENS tokens: 8 rows of four lanes. A lane loads 16 bytes of its row at a time
+ * (weight/packing.rs says which columns those are) and the activations for them, which come through the L1; integers are
+ * dequantised before they are multiplied. The four lanes of a row add up at the end, in a fixed order. Grid: (blocks of 4 units,
+ * blocks of tokens).
  *
- * Bytes: integers and numbers, once per block of tokens. Floor: those over read bandwidth; conversions are what bounds it.
+ * Bytes: integers, scales and offsets, once per block of tokens. Floor: those over read bandwidth; in practice the conversions
+ * are the bottleneck.
  */
 #define WARPS 4
 /* Columns of 16 bytes, and of a step. */
 #define OWN (128 / Weight::bits)
 #define SPAN (4 * OWN)
-/* Columns that come one after the other. */
+/* Consecutive columns. */
 #define RUN (Weight::bits == 4 ? 8 : Weight::group ? 4 : 16)
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) packed_plain(Extent extent, i64 outputs, i64 inputs, const X* x,

@@ -1,42 +1,42 @@
 /*
- * linear with packed integers of 4 or 8 bits, for some tens to hundreds of rows, on Hopper's tensor cores (sm_90a):
- * y = x W^T + b, or that added to a residual, x of f16 or bf16.
+ * linear with packed integers of 4 or 8 bits by wgmma (sm_90a), for some tens to hundreds of rows: y = x W^T + b, or that added
+ * to a residual, x of f16 or bf16.
  *
- * Weights are the operand of 64 rows, and come from registers. A block takes a tile of GROUPS * 64 outputs by TOKENS rows of x.
- * One thread fetches, 128 inputs at a time, into a ring of STAGES by the bulk copy engine: integers and their numbers as they
- * lie in memory, x swizzled by 128 bytes. Weights that are immutable are fetched before the kernels in front have finished.
- * Four warpgroups multiply: GROUPS of them share the outputs of a tile, and SHARES such sets take turns at the inputs. Each makes
- * elements of its 64 outputs, 16 * AT_ONCE inputs at a time, while wgmma multiplies those before.
+ * Weights are the 64-row operand, and come from registers. A block computes a tile of GROUPS * 64 outputs by TOKENS rows of x. A
+ * producer thread copies k tiles of 128 inputs by TMA into a ring buffer of STAGES stages: integers with their scales and offsets
+ * as they lie in memory, x swizzled by 128 bytes. Immutable weights are loaded before the preceding kernels have finished. Four
+ * consumer warpgroups multiply: GROUPS of them divide the outputs of a tile, and SHARES such sets take k tiles in turn. Each
+ * warpgroup dequantises its 64 outputs, 16 * AT_ONCE inputs at a time, while wgmma multiplies the previous ones.
  *
- * A lane needs the neighbours 2 p and 2 p + 1 of every 8 inputs, p its place among four. In packing those are in one word, which
- * the four lanes read together, and each takes its own pair of it: x is read in the order it has.
+ * A lane needs the inputs 2 p and 2 p + 1 of every 8, where p is its index within four lanes. Packing puts these into one word,
+ * which the four lanes read together and each takes its own pair from, so x is read in its natural order.
  *
- * A mask and an exponent make two integers two elements, exactly, less their zero points. Integers with one scale for a row, or
- * for a turn where there are registers, are multiplied as they are, and their sums scaled. Others are rounded once: times a
- * scale that is the sum of two elements, and with minima in f32. Measured: making elements takes as many instructions as a
- * multiprocessor issues meanwhile, so every one counts. The last operation on each comes behind the wait for the products
- * before: the compiler has all products wait for one another where operands are written while some are under way.
+ * A mask and an exponent turn two integers into two floats, exactly, minus their zero points. If there is one scale for a row, or
+ * for a k tile while registers suffice, integers are multiplied unscaled and their sums scaled. Otherwise weights are rounded
+ * once: scaled by a scale that is the sum of two elements, and with minima in f32. Measured: dequantisation takes as many
+ * instructions as an SM can issue during the products, so every instruction counts. The last operation on each element comes
+ * after the wait for the previous products: if operands are written while products are in flight, the compiler serialises all
+ * products.
  *
- * Few outputs would leave multiprocessors idle, so SPLIT blocks, which are a cluster, share the inputs of a tile. At the end
- * each sends its sums to the blocks that finish them, 8 rows of x each in turn, into their shared memory; those add them up in
- * the order of the inputs, so that the result does not depend on who comes first. Clusters that do not all fit at once
- * take longer.
+ * If there are too few outputs to occupy all SMs, SPLIT blocks of a cluster split the inputs of a tile (split-K). At the end each
+ * sends its sums to the blocks that finish them, 8 rows of x each in turn, through distributed shared memory; they are added in
+ * the order of the inputs, so the result is deterministic. Clusters that are not all resident at once take longer.
  *
- * Bytes: integers and numbers, once for all tiles of rows (the L2 has them for the second); x once for each tile of outputs,
- * from the L2. Floor: the former over read bandwidth, or the products over the rate of the tensor cores.
- * Measured figures: docs/src/performance/quantisation-cuda.md.
+ * Bytes: integers, scales and offsets, once for all tiles of rows (the second tile finds them in the L2); x once for each tile of
+ * outputs, from the L2. Floor: the former over read bandwidth, or the products over the rate of the tensor cores. Measured
+ * figures: docs/src/performance/quantisation-cuda.md.
  */
-/* Warpgroups that multiply, threads of theirs, and with the warpgroup that fetches: its registers go to the others. */
+/* Consumer warpgroups, their threads, and those including the producer warpgroup, whose registers go to the others. */
 #define SHARES (4 / GROUPS)
 #define CONSUMERS 512
 #define BLOCK (CONSUMERS + 128)
 #define OUTPUTS (GROUPS * 64)
-/* Inputs of a turn; they are BITS lines of 16 bytes of 8 outputs. */
+/* Inputs of a k tile; they are BITS lines of 16 bytes of 8 outputs. */
 #define DEPTH 128
 #define W_BYTES (OUTPUTS * BITS * 16)
-/* Rows of x, 64 inputs of each. */
+/* Rows of x, 64 inputs each. */
 #define X_HALF (TOKENS * 128)
-/* Groups of a turn, and of half of one. Numbers of a group of a row, and bytes of those of 8 rows. */
+/* Groups of a k tile, and of half of one. Scales and offsets per group of a row, and their bytes for 8 rows. */
 #define TURN_GROUPS (GROUP ? DEPTH / (GROUP ? GROUP : 1) : 0)
 #define HALF_GROUPS (TURN_GROUPS > 2 ? TURN_GROUPS / 2 : 1)
 #define NUMBERS (OFFSET ? 2 : 1)
@@ -45,36 +45,37 @@
 #define ARRIVING (2 * X_HALF + W_BYTES + NUMBER_BYTES)
 #define SLOT ((ARRIVING + 1023) / 1024 * 1024)
 /*
- * Whether elements are made in f32. Whether integers less their zero points have room in one; then sums are scaled, all in the
- * end or those of a turn each.
+ * Whether elements are computed in f32; and whether an integer minus its zero point is exact in an element, so that sums are
+ * scaled instead: all at the end, or those of each k tile.
  */
 #define WIDE (OFFSET == 2)
 #define SHORT (BITS == 4 ? !WIDE : OFFSET == 0)
 #define EXACT (SHORT && GROUP == 0)
 #define BY_TURN (SHORT && GROUP == DEPTH && TOKENS <= 64)
 #define INTEGERS (EXACT || BY_TURN)
-/* Bytes of sums of eight rows. */
+/* Bytes of the sums of eight rows. */
 #define SUMS (GROUPS * 128 * 16)
 
-/* The numbers of integers, in units of 8 outputs; and where results go. */
+/* The scales and offsets of integers, in units of 8 outputs; and the results. */
 struct Results {
     const u8* numbers;
     i64 number_unit;
     const BIAS* bias;
     Y* y;
     i64 y_row;
-    /* With ADDED: what the product is added to. */
+    /* With ADDED: the residual. */
     const Y* added;
     i64 added_row;
 };
 
 /*
- * A share would take a phase that has not begun for one that is over, as their parities are the same: where the turn before, of
- * another share, had not arrived. So each barrier for a full slot belongs to one share; turns take them in turn.
+ * Phases have only a parity, so a share could mistake a phase that has not begun for one that is over, if the previous k tile, of
+ * another share, had not arrived. Therefore each `full` barrier belongs to one share; k tiles use the barriers in turn.
  */
 #define FULL (STAGES * SHARES)
 
-/* `vacant`: no block of the cluster needs its ring any more, so sums may go there. `received`: they have arrived. */
+/* `vacant`: no block of the cluster needs its ring buffer any more, so sums may be written there. `received`: the sums have
+ * arrived. */
 struct Barriers { u64 full[FULL], free[STAGES], vacant, received; };
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
@@ -85,7 +86,7 @@ __device__ inline void multiply(float (&d)[TOKENS / 2], const u32 (&a)[4], u64 x
         : PLACES(TOKENS) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x));
 }
 
-/* Two elements of the type of x. */
+/* A pair of elements of the type of x. */
 __device__ inline u32 round_pair(float low, float high) {
     u32 both;
 #if HALF
@@ -96,10 +97,10 @@ __device__ inline u32 round_pair(float low, float high) {
     return both;
 }
 
-/* What a lane takes of a word: how far its pair is shifted, or which two of four bytes. */
+/* How a lane extracts its pair from a word: the shift, or which two of four bytes. */
 struct Pick { u32 shift, low, high; };
 
-/* Two elements of the type of x, the same number. */
+/* A pair of equal elements of the type of x. */
 __device__ inline u32 twice(float x) { return round_pair(x, x); }
 
 #if HALF
@@ -128,14 +129,14 @@ __device__ inline u32 sum(u32 a, u32 b) {
     return result;
 }
 
-/* What an integer is made an element with. `line` are those of 8 rows. */
+/* The scale and offset by which an integer is dequantised. `line` holds those of 8 rows. */
 #if WIDE
 struct Numbers { float scale, rest; };
 
 __device__ inline Numbers numbers_of(const u8* line, int row) {
     const SCALE* own = (const SCALE*)line + row * NUMBERS;
     float scale = widen(own[0]), second = widen(own[1]);
-    /* Integers of 4 bits come with 128. With a scale of up to 16 bits their product is exact. */
+    /* 4-bit integers come with an added 128. Their product with a scale of up to 16 bits is exact. */
     return {scale, BITS == 4 ? second - 128.0f * scale : second};
 }
 #elif INTEGERS
@@ -148,7 +149,7 @@ __device__ inline Numbers numbers_of(const u8* line, int row) {
     return {BITS == 4 ? twice(-raised - zero) : 0, widen(own[0])};
 }
 #else
-/* The integer plus `less`, exactly, times a scale of two parts: that is rounded once, and by what the second part lost. */
+/* The integer plus `less`, exactly, times a scale in two parts: rounded once, and corrected by the second part. */
 struct Numbers { u32 less, scale, finer; };
 
 __device__ inline Numbers numbers_of(const u8* line, int row) {
@@ -164,20 +165,20 @@ __device__ inline Numbers numbers_of(const u8* line, int row) {
 }
 #endif
 
-/* Two elements but for the last operation. */
+/* Two elements except for the last operation. */
 struct Half { u32 first, second; };
 
 /* This lane's pair of the integers of a word. */
 __device__ inline Half begin_pair(u32 word, const Pick& pick, const Numbers& numbers) {
 #if BITS == 4 && WIDE
-    /* In front of the integer the exponent of 128. */
+    /* Inserts the integer below the exponent of 128. */
     u32 own = word >> pick.shift, low, high;
     asm("lop3.b32 %0, %1, 0x000f0000, 0x43000000, 0xea;" : "=r"(low) : "r"(own << 16));
     asm("lop3.b32 %0, %1, 0x000f0000, 0x43000000, 0xea;" : "=r"(high) : "r"(own));
     return {__float_as_uint(__fmaf_rn(numbers.scale, __uint_as_float(low), numbers.rest)),
             __float_as_uint(__fmaf_rn(numbers.scale, __uint_as_float(high), numbers.rest))};
 #elif WIDE
-    /* In front of the byte, counted from the least, the exponent of 2^23. */
+    /* Inserts the byte below the exponent of 2^23. */
     u32 raised = word ^ 0x80808080u;
     float low = __uint_as_float(__byte_perm(raised, 0x4b000000u, pick.low)) - 8388608.0f;
     float high = __uint_as_float(__byte_perm(raised, 0x4b000000u, pick.high)) - 8388608.0f;
@@ -186,14 +187,14 @@ __device__ inline Half begin_pair(u32 word, const Pick& pick, const Numbers& num
 #else
     u32 integers;
 #if BITS == 4
-    /* In front of the integers the exponent of 128, or of 1024. */
+    /* Inserts the integers below the exponent of 128, or of 1024. */
     asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(integers) : "r"(word >> pick.shift), "n"(HALF ? 0x64006400 : 0x43004300));
 #elif HALF
     integers = __byte_perm(word ^ 0x80808080u, 0x64646464u, pick.low);
     if (INTEGERS) return {integers, 0xe480e480u};
     integers = sum(integers, 0xe480e480u);
 #else
-    /* A byte is its low seven bits less 128 times its sign: 128 + the first, less 128 or 256. */
+    /* A byte is its low seven bits minus 128 times its sign bit: 128 plus the low bits, minus 128 or 256. */
     u32 both = __byte_perm(word, 0, pick.low), rest, sign;
     asm("lop3.b32 %0, %1, 0x007f007f, 0x43004300, 0xea;" : "=r"(rest) : "r"(both));
     asm("lop3.b32 %0, %1, 0x00800080, 0x43004300, 0xea;" : "=r"(sign) : "r"(both));
@@ -209,7 +210,7 @@ __device__ inline Half begin_pair(u32 word, const Pick& pick, const Numbers& num
 #endif
 }
 
-/* The last operation: operands of wgmma must not be written while products are under way, or they are made one by one. */
+/* The last operation. Operands of wgmma must not be written while products are in flight, or the compiler serialises these. */
 __device__ inline u32 end_pair(const Half& half, const Numbers& numbers) {
 #if WIDE
     u32 both;
@@ -222,7 +223,7 @@ __device__ inline u32 end_pair(const Half& half, const Numbers& numbers) {
 #elif INTEGERS && HALF
     return fused(half.first, 0x3c003c00u, half.second);
 #elif INTEGERS
-    /* Of 8 bits the first is what is taken away. */
+    /* For 8 bits the first element is the subtrahend. */
     return fused(half.first, BITS == 8 ? 0xbf80bf80u : 0x3f803f80u, half.second);
 #else
     return fused(half.first, numbers.scale, half.second);
@@ -241,8 +242,8 @@ __device__ inline Pick pick_of(int part) {
 }
 
 /*
- * The words of half a turn that this lane takes pairs of: of products of 16 inputs, of the two eights of those, of two rows 8
- * apart. `from` is where the lane's rows lie: 16 bytes of the first line.
+ * The words of half a k tile that this lane takes pairs from: by product of 16 inputs, by its two groups of eight, by two rows 8
+ * apart. `from` is the address of the lane's rows: 16 bytes of the first line.
  */
 struct Words {
     u32 of[4][2][2];
@@ -278,12 +279,12 @@ struct Words {
     }
 };
 
-/* Four sums into shared memory. */
+/* Stores four sums to shared memory. */
 __device__ inline void put(u32 to, const float* d) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" :: "r"(to), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]) : "memory");
 }
 
-/* Where a share's turn is in the ring. */
+/* The ring buffer position of a share's k tile. */
 struct SharePlace {
     int stage, full;
     u32 phase = 0;
@@ -299,10 +300,10 @@ struct SharePlace {
     }
 };
 
-/* What belongs to two outputs of a lane, 8 apart; scales are those of whole rows. */
+/* Epilogue operands of a lane's two outputs, 8 apart; scales are those of whole rows. */
 struct Own { float bias[2], scale[2]; };
 
-/* Adds the sums of a turn, and begins new ones. */
+/* Scales and adds the sums of a k tile, and resets them. */
 __device__ inline void add_scaled(float (&sums)[TOKENS / 2], float (&of_turn)[TOKENS / 2], const float (&scale)[2]) {
     hold(of_turn);
 #pragma unroll
@@ -313,9 +314,9 @@ __device__ inline void add_scaled(float (&sums)[TOKENS / 2], float (&of_turn)[TO
 }
 
 /*
- * Finishes sums of eight rows of x, the first of which is `row`. `first` is the first of the 16 outputs of a warp; there are a
- * multiple of 16, so that a warp's are all there or none. A lane has two rows of an output in d[0] and d[1], and of that 8
- * further on in d[2] and d[3]. Of results of 16 bits it writes two neighbours of one row.
+ * Finishes sums of eight rows of x, the first of which is `row`. `first` is the first of the 16 outputs of a warp; the number of
+ * outputs is a multiple of 16, so a warp's outputs all exist or none. A lane has two rows of an output in d[0] and d[1], and of
+ * the output 8 further in d[2] and d[3]. For 16-bit results it writes two neighbours of one row.
  */
 __device__ inline void finish(const Results& r, float (&d)[4], const Own& own, int first, int row, int rows, int outputs,
                               int lane) {
@@ -369,7 +370,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
     int split = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT / (int)row_tiles;
     int first_row = blockIdx.x / SPLIT % (int)row_tiles * TOKENS;
     int lane = threadIdx.x % 32, outputs = (int)output_count;
-    /* Turns of this block, and the first of them all that is its own. */
+    /* The number of this block's k tiles, and the index of the first. */
     int turns = ((int)input_count + DEPTH - 1) / DEPTH, begin = turns * split / SPLIT;
     turns = turns * (split + 1) / SPLIT - begin;
 
@@ -384,7 +385,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
 #if SPLIT > 1
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
-    /* The last warps fetch, or rather one thread of them. */
+    /* The last warpgroup is the producer, by one thread. */
     if (__shfl_sync(0xffffffffu, (int)threadIdx.x / CONSUMERS, 0) == 1) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (threadIdx.x == CONSUMERS) {
@@ -393,7 +394,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
             if (row_tiles > 1) {
                 asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
             } else {
-                /* They are read once: first to leave the L2. */
+                /* Weights are read once, so they are marked evict-first in the L2. */
                 asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
             }
             auto fetch_weights = [&](int turn) {
@@ -430,7 +431,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
     asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
     wait_for_predecessor();
     int rows = (int)extent.count(), part = lane % 4;
-    /* Whose turns this warpgroup takes, and which warp of a share this is. */
+    /* The share of this warpgroup, and the index of this warp in it. */
     int share = __shfl_sync(0xffffffffu, (int)threadIdx.x / (GROUPS * 128), 0), warp = threadIdx.x / 32 % (GROUPS * 4);
     /* The first of 16 outputs of a warp. */
     int first = tile * OUTPUTS + warp * 16;
@@ -479,7 +480,8 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
 #endif
                 }
             }
-            /* All of the slot has been read but what wgmma reads: before copies, which do not wait for that by themselves. */
+            /* All reads of the stage except those of wgmma are done: a proxy fence before TMA refills it, which is not ordered
+             * with ordinary reads. */
             if (half == 1) reads_end();
 #pragma unroll
             for (int step = 0; step < 4 / AT_ONCE; ++step) {
@@ -521,7 +523,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
             }
         }
 #if SHARES > 1
-        /* The ring must not wait for this share's next turn. */
+        /* Releases the stage now, because this share's next k tile is later. */
         products_wait<0>();
         __syncwarp();
         if (lane == 0) arrive(barriers.free[place.stage]);
@@ -535,7 +537,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
 #endif
     u32 place_of_sums = ring + threadIdx.x % (GROUPS * 128) * 16;
 #if SHARES > 1
-    /* Nobody needs the ring any more: sums of all shares but the first go there, and are added up in their order. */
+    /* The ring buffer is free: the sums of all shares but the first are written there, and added in order. */
     asm volatile("bar.sync 1, %0;" :: "n"(CONSUMERS) : "memory");
     if (share > 0) {
 #pragma unroll
@@ -560,7 +562,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
         finish(results, d, own, first, first_row + eight * 8, rows, outputs, lane);
     }
 #else
-    /* Eights of rows that are this block's to finish: numbers split, split + SPLIT, .. */
+    /* The groups of eight rows that this block finishes: split, split + SPLIT, ... */
     int count = (EIGHTS - split + SPLIT - 1) / SPLIT;
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     if (share > 0) return;

@@ -1,21 +1,21 @@
 /*
- * Pieces of packed weights: 16 rows by 1 KiB of a line each, and the numbers of their groups (see weight/packing.rs), as the
- * kernels for few rows have them in shared memory. What is done with them is in bytes.cuh or halves.cuh: a `Product` has the
+ * K tiles of packed weights in shared memory, for the kernels for few rows: 16 rows in two runs of 1 KiB, and the scales and
+ * offsets of their groups (see weight/packing.rs). bytes.cuh and halves.cuh define how they are multiplied: a `Product` has the
  * activations in shared memory and the sums of a warp in registers.
  */
-/* Inputs of a step and of a piece. */
+/* Inputs of a step and of a k tile. */
 #define SPAN (512 / BITS)
 #define PIECE (2 * SPAN)
-/* Groups of a piece. */
+/* Groups of a k tile. */
 #define GROUPS (GROUP == 0 ? 1 : PIECE / GROUP)
-/* Numbers for a group of a row: its scale, and its zero point or minimum. */
+/* Values stored per group of a row: its scale, and its zero point or minimum. */
 #define NUMBERS (OFFSET ? 2 : 1)
-/* Bytes of the numbers of 8 rows, of a group. */
+/* Bytes of these values for 8 rows of a group. */
 #define LINE (8 * NUMBERS * SCALE_BYTES)
-/* Copies of 16 bytes for the numbers of a piece, of 8 rows. */
+/* 16-byte copies of these values for a k tile, of 8 rows. */
 #define COPIES (GROUP == 0 ? 0 : GROUPS * LINE / 16)
 #define STAGE (2048 + 2 * COPIES * 16)
-/* Numbers from token to token of the sums of a warp: the lanes of a warp meet no bank twice. */
+/* Floats between the sums of consecutive tokens of a warp, chosen so that lanes have no bank conflicts. */
 #define SUM_ROW 20
 
 #if DIGITS == 1
@@ -32,12 +32,12 @@ __device__ inline void numbers_of(const u8* line, int row, float& scale, float& 
     second = OFFSET ? widen(own[NUMBERS - 1]) : 0.0f;
 }
 
-/* Which of a piece's 16 rows is the first or the second of lane group `group`. Rows that alternate are two neighbours. */
+/* The row, of a k tile's 16, that is the first or second row of lane group `group`. Alternating rows are two neighbours. */
 __device__ inline int row_of(int group, int i, bool alternate) { return alternate ? group * 2 + i : i * 8 + group; }
 
 /*
- * 16 or 8 bytes of activations. Lanes without a column read nothing and hold anything: what comes of it is in columns of its own,
- * and goes nowhere. For one token that saves most of the reads, which are what shared memory does most.
+ * Loads 16 or 8 bytes of activations. Lanes without a column skip the load and hold undefined values, which only affect columns
+ * that are discarded. For one token this saves most of the reads, the main load on shared memory.
  */
 __device__ inline Vector load_x(bool real, u32 from) {
     Vector v;

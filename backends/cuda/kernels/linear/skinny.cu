@@ -1,16 +1,16 @@
 /*
- * linear with dense weights for a few rows, on plain arithmetic: y = x W^T + b, and with NORM y = rms_norm(x) W^T + b.
+ * linear with dense weights for a few rows on CUDA cores: y = x W^T + b, and with NORM y = rms_norm(x) W^T + b.
  *
- * SPLIT warps share ROWS outputs (one, or two where several tokens pay for the reads of x) and up to TOKENS tokens; a block
- * has 4 warps. Grid: (blocks of outputs, blocks of tokens). A lane takes 16 bytes of a weight row at a time, UNROLL of them
- * in flight before the first use: at batch 1 that is 32 lanes * 16 bytes * 8 = 4 KiB a warp, 60 KiB or more an SM, which is
- * what keeps HBM3e busy. x comes through the L1, where all warps of an SM find it. Nothing is kept in shared memory but the
- * partial sums of the SPLIT warps, added in a fixed order.
+ * SPLIT warps share ROWS outputs (one, or two if several tokens amortise the reads of x) and up to TOKENS tokens; a block has 4
+ * warps. Grid: (blocks of outputs, blocks of tokens). A lane loads 16 bytes of a weight row at a time, with UNROLL loads in
+ * flight before the first use: at batch 1 that is 32 lanes * 16 bytes * 8 = 4 KiB per warp, 60 KiB or more per SM, which
+ * saturates HBM3e. x comes through the L1, which all warps of an SM share. Shared memory only holds the partial sums of the SPLIT
+ * warps, which are added in a fixed order.
  *
- * The norm costs no pass of its own: y = sum_k(x_k g_k W_nk) / rms(x), and each warp that reads x adds up its squares.
+ * The norm needs no additional pass: y = sum_k(x_k g_k W_nk) / rms(x), and each warp that reads x also adds up its squares.
  *
- * Bytes: the weights once per block of tokens (from memory once, then from the L2), x from the L2.
- * Floor at batch 1: weight bytes over read bandwidth. Measured figures: docs/src/performance/cuda.md.
+ * Bytes: the weights once per block of tokens (from memory once, then from the L2), x from the L2. Floor at batch 1: weight bytes
+ * over read bandwidth. Measured figures: docs/src/performance/cuda.md.
  */
 #define WARPS 4
 

@@ -1,15 +1,15 @@
 /*
- * linear for 5 to 64 rows, on tensor cores (mma.m16n8k16, sm_80 and up): y = x W^T + b, f16 or bf16 throughout.
+ * linear for 5 to 64 rows on tensor cores (mma.m16n8k16, sm_80 and up): y = x W^T + b, f16 or bf16 throughout.
  *
- * A block of 8 warps owns 16 outputs and all tokens, TILES tiles of 8 of them; its warps take turns at blocks of 32 inputs
- * and add their sums in shared memory, in a fixed order. Grid: (blocks of 16 outputs).
+ * A block of 8 warps owns 16 outputs and all tokens, in TILES tiles of 8 tokens; its warps take blocks of 32 inputs in turn and
+ * add their sums in shared memory, in a fixed order. Grid: (blocks of 16 outputs).
  *
  * Weights are the 16-row operand, tokens the 8-column one. The sum over inputs may run in any order as long as both operands
  * agree, so a lane loads 16 consecutive bytes of a row, as they lie in memory, and they are the fragments of two products: no
  * shared memory, no transposition. UNROLL loads of two rows each are in flight before the first product.
  *
- * Bytes: weights once; x once per block, from the L2: TILES / 2 times the weights' bytes, which is what bounds it from 16
- * tokens up.
+ * Bytes: weights once; x once per block, from the L2: TILES / 2 times the weights' bytes, which is the bottleneck from 16 tokens
+ * up.
  */
 #define WARPS 8
 

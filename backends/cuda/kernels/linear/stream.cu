@@ -1,22 +1,22 @@
 /*
- * linear for one row, on plain arithmetic, sm_80 and up: y = x W^T + b, and with NORM y = rms_norm(x) W^T + b.
+ * linear for one row on CUDA cores (GEMV), sm_80 and up: y = x W^T + b, and with NORM y = rms_norm(x) W^T + b.
  *
- * Blocks of 4 warps, at most 6 on a multiprocessor, stay for the whole product; SPLIT warps share an output and go from
- * output to output. Each lane copies 16 bytes of the weights at a time into a ring of its own in shared memory (cp.async), of
- * which STAGES - 1 are under way at any moment, across the ends of rows: the memory pipe never drains. That is 3.5 KiB a
- * warp and up to 84 KiB a multiprocessor, where 4.8 TB/s need about 29 KiB. A lane reads what it copied itself, so no
- * barrier is needed. x (and the norm's weight) come through the L1, where all warps of the multiprocessor find them.
+ * Persistent blocks of 4 warps, at most 6 per SM; SPLIT warps share an output and loop over outputs. Each lane copies 16 bytes of
+ * the weights at a time into its own ring buffer in shared memory (cp.async), with STAGES - 1 copies in flight at any moment,
+ * across row boundaries, so the memory pipeline never drains. That is 3.5 KiB per warp and up to 84 KiB per SM, where 4.8 TB/s
+ * need about 29 KiB. A lane reads only what it copied itself, so no barrier is needed. x (and the norm's weight) come through the
+ * L1, which all warps of the SM share.
  *
- * With STAGED, x is widened once per block and kept in shared memory, which leaves a third of the instructions: behind the
- * first copies, so that it costs little time. The norm costs no pass of its own: y = sum_k(x_k g_k W_nk) / rms(x). WHOLE says
- * that a row is a whole number of steps of SPLIT warps.
+ * With STAGED, x is widened to f32 once per block and kept in shared memory, which removes two thirds of the instructions; this
+ * happens after the first copies were issued, so it costs little time. The norm needs no additional pass: y = sum_k(x_k g_k W_nk)
+ * / rms(x). With WHOLE a row is a whole number of steps of SPLIT warps.
  *
  * Bytes: the weights, once. Floor: those over read bandwidth. Measured figures: docs/src/performance/cuda.md.
  */
 #define WARPS 4
 #define STAGES 8
 
-/* `WIDTH` elements of x, times the norm's weight; zeros behind the last. */
+/* `WIDTH` elements of x, times the norm's weight; zeros past the end. */
 __device__ inline void load_scaled(const X* x, const void* gain, float offset, int piece, int inputs, float (&out)[WIDTH]) {
     load_x(x + piece * WIDTH, inputs - piece * WIDTH, out);
 #if NORM
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent
     __shared__ Vector ring[WARPS][STAGES][32];
     __shared__ float partial[2][WARPS][2];
 #if STAGED > 0
-    /* x, scaled and widened, in planes of four elements of every piece: no two lanes meet in a bank. */
+    /* x, scaled and widened, in planes of four elements of every vector, so that lanes have no bank conflicts. */
     __shared__ Vector staged[WIDTH / 4][STAGED];
 #endif
     if (extent.count() <= 0) return;
@@ -41,10 +41,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent
     int outputs = (int)output_count, inputs = (int)input_count;
     int groups = gridDim.x * (WARPS / SPLIT), first = blockIdx.x * (WARPS / SPLIT) + warp / SPLIT;
     int pieces = (inputs + WIDTH - 1) / WIDTH, steps = (pieces + 32 * SPLIT - 1) / (32 * SPLIT);
-    /* All warps of a block take as many turns, for the barriers of SPLIT. */
+    /* All warps of a block run the same number of iterations, because of the barriers of SPLIT. */
     int turns = (outputs + groups - 1) / groups;
 
-    /* What is copied next: where it is, its step in the row, its place in the ring. */
+    /* The next copy: its address, its step in the row, its stage. */
     const u8* ahead = weight.elements + (i64)first * weight.row_bytes + (part * 32 + lane) * 16;
     const i64 to_next_row = (i64)groups * weight.row_bytes - (i64)steps * (SPLIT * 32 * 16);
     int ahead_output = first, ahead_step = 0, ahead_slot = 0;
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent
             await_copies<STAGES - 2>();
             Vector v = ring[warp][slot][lane];
             slot = (slot + 1) % STAGES;
-            /* Into the place that was read a step ago. */
+            /* Refills the stage that was read one step ago. */
             fetch();
             if (real) {
 #pragma unroll

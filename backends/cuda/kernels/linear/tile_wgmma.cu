@@ -1,42 +1,41 @@
 /*
- * linear for many rows on Hopper's tensor cores (sm_90a), with what stands behind it: y = f(x W^T + b), f16 or bf16.
+ * linear for many rows by wgmma (sm_90a), with its epilogue: y = f(x W^T + b), f16 or bf16.
  *
- * A block owns tiles of GROUPS * 64 rows by OUTPUTS outputs and stays on its multiprocessor for all of them. One thread
- * fetches: 64 inputs at a time into a ring of STAGES, by the bulk copy engine, swizzled by 128 bytes. GROUPS warpgroups
- * multiply, each 64 rows with all outputs, sums in registers; the ring runs on across the ends of tiles, so the next tile
- * arrives while a group writes. Two blocks, which are a cluster, take neighbouring rows of the same outputs: each fetches half of
- * the weights for both.
+ * A persistent block computes tiles of GROUPS * 64 rows by OUTPUTS outputs. A producer thread copies k tiles of 64 inputs by TMA
+ * into a ring buffer of STAGES stages, swizzled by 128 bytes. GROUPS consumer warpgroups multiply, each 64 rows with all outputs,
+ * with sums in registers; the ring buffer runs on across tile boundaries, so the next tile is loading while a group writes. Two
+ * blocks of a cluster compute neighbouring rows of the same outputs: each loads half of the weights, by multicast to both.
  *
- * Gates and what they gate are the two halves of a tile's outputs, so that both are in the same registers. Results leave 16
- * bytes at a time; what they are added to is read the same way, before the last products are waited for. A lane has two neighbouring
- * columns of every eight. If ORDERED, the copy engine brings weights in an order in which its columns are 8 neighbouring outputs of
- * every 32; else lanes exchange them.
+ * Gate and up are the two halves of a tile's outputs, so that a thread has both in registers. Results are written 16 bytes at a
+ * time; the residual is read the same way, before the last products are waited for. A lane has two neighbouring columns of every
+ * eight. If ORDERED, TMA loads the weights in an order in which a lane's columns are 8 neighbouring outputs of every 32;
+ * otherwise lanes exchange them.
  *
- * Tiles are walked in bands of BAND rows of tiles, so that those under way at a time share operands in the L2. Only tiles with
- * real rows are multiplied.
+ * Tiles are visited in bands of BAND rows of tiles, so that concurrent tiles share operands in the L2. Only tiles with rows
+ * within the extent are computed.
  *
- * Operations: 2 * rows * outputs * inputs; the floor is the rate of the tensor cores, 4096 a cycle and multiprocessor, at the clock
- * that power allows under this load. Measured figures: docs/src/performance/cuda.md.
+ * Operations: 2 * rows * outputs * inputs; the floor is the rate of the tensor cores, 4096 per cycle and SM, at the clock that
+ * the power limit allows under this load. Measured figures: docs/src/performance/cuda.md.
  */
 #define ROWS (GROUPS * 64)
 #define BLOCK ((GROUPS + 1) * 128)
 #define CLUSTER 2
 #define SUM(x) "+f"(x)
-/* Inputs of a turn, and bytes of a slot. */
+/* Inputs of a k tile, and bytes of a stage. */
 #define DEPTH 64
 #define X_BYTES (ROWS * DEPTH * 2)
 #define W_BYTES (OUTPUTS * DEPTH * 2)
 #define SLOT (X_BYTES + W_BYTES)
 /* Results of a tile's row. */
 #define RESULTS (EPILOGUE == GATED ? OUTPUTS / 2 : OUTPUTS)
-/* They are written by the 32, of which the last may be half. */
+/* Results are written in groups of 32, the last of which may be half. */
 #define PIECES ((RESULTS + 31) / 32)
 
 struct Barriers { u64 full[STAGES], free[STAGES]; };
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-/* A box of the weights, to the same place in every block of the cluster: input, row. */
+/* Multicast copy of a box of weights to the same address in every block of the cluster, given input and row. */
 __device__ inline void copy_to_all(const TensorMap& map, u32 to, u64& barrier, int input, int row) {
 #if ORDERED
     asm volatile(
@@ -53,8 +52,8 @@ __device__ inline void copy_to_all(const TensorMap& map, u32 to, u64& barrier, i
 }
 
 /*
- * Arrives at the barrier of a block of the cluster. What it says is that the tensor cores have read a slot: nothing was written,
- * so a release at the scope of the cluster, which would wait for the memory of the whole device, is not needed.
+ * Arrives at the barrier of another block of the cluster, to signal that the tensor cores have read a stage. Nothing was written,
+ * so a release at cluster scope, which would wait for all of the thread's writes to memory, is not needed.
  */
 __device__ inline void arrive_at(u64& barrier, int rank) {
     asm volatile(
@@ -80,7 +79,7 @@ __device__ inline void multiply(float (&d)[OUTPUTS / 2], u64 x, u64 weight, int 
 #if EPILOGUE == ADDED
 typedef Residuals<RESULTS> Added;
 #elif EPILOGUE == HEADS
-/* Of two rows of a lane: where they stand in their sequences, and where they go. */
+/* The positions in their sequences of a lane's two rows, and their cache slots. */
 struct Added {
     int position[2], slot[2];
 
@@ -99,8 +98,8 @@ struct Added {};
 
 #if EPILOGUE == HEADS
 /*
- * Writes two rows of heads of HEAD elements, 8 rows apart, queries to the result and keys and values to their slots. A lane has both
- * elements of its pairs, which are half a head apart, and the same pairs of all heads of the tile.
+ * Writes two rows of heads of HEAD elements, 8 rows apart: queries to the result, keys and values to their cache slots. A lane
+ * has both elements of its pairs, which are half a head apart, and the same pairs of all heads of the tile.
  */
 __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const Added& added, int row, int first, int rows, int q) {
     constexpr int heads = OUTPUTS / HEAD, pieces = HEAD / 64;
@@ -160,7 +159,7 @@ __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const A
 }
 #else
 
-/* Finishes and writes two rows of sums of this lane, 8 rows apart. Results are a multiple of 8. */
+/* Finishes and writes two rows of this lane's sums, 8 rows apart. The number of results is a multiple of 8. */
 __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const Added& added, int row, int first, int rows, int q) {
     const int results = (int)(EPILOGUE == GATED ? e.outputs / 2 : e.outputs);
 #pragma unroll
@@ -179,7 +178,7 @@ __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const A
                 continue;
             }
             int output = base + (ORDERED ? q * 8 + i * 2 : i * 8 + q * 2);
-            /* Of both halves, where there are two. */
+            /* The biases of both halves, if there are two. */
             float bias[2][2] = {};
             if (BIASED && output < results) {
 #pragma unroll
@@ -259,7 +258,7 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
             for (int number = begin; number < tiles; number += step) {
                 Tile tile = tile_at(number, row_tiles, result_tiles);
                 int row = (tile.row * CLUSTER + rank) * ROWS, result = tile.output * RESULTS;
-                /* The half of the tile's outputs that this block fetches. */
+                /* The half of the tile's outputs that this block copies. */
                 int output = result + (rank == 0 ? 0 : EPILOGUE == GATED ? results : OUTPUTS / 2);
                 for (int turn = 0; turn < turns; ++turn, place.next()) {
                     u64& full = barriers.full[place.stage];
@@ -310,7 +309,7 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
             write(e, sums, added, row, first, rows, lane % 4);
         }
     }
-    /* A block stays while the other may write to it or arrive. */
+    /* A block must not exit while the other block may still write to its shared memory or arrive at its barriers. */
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
     launch_dependents_and_wait();

@@ -1,8 +1,8 @@
 /*
- * linear for any number of rows, types and formats: what runs where cuBLASLt is missing or has no kernel for the types.
+ * linear for any number of rows, types and formats: the fallback if cuBLASLt is missing or has no kernel for the types.
  *
- * A block of 256 threads owns 64 tokens by 64 outputs, a thread 4 by 4 of them; 16 inputs at a time go through shared memory
- * as f32. Grid: (blocks of outputs, blocks of tokens). Plain f32 arithmetic: right for all, fast for none.
+ * A block of 256 threads owns 64 tokens by 64 outputs, a thread 4 by 4 of them; k tiles of 16 inputs pass through shared memory
+ * as f32. Grid: (blocks of outputs, blocks of tokens). Plain f32 arithmetic: general, not fast.
  */
 extern "C" __global__ void __launch_bounds__(256) tiled(Extent extent, i64 outputs, i64 inputs, const X* x, i64 x_row,
                                                         Weight weight, const BIAS* bias, Y* y, i64 y_row) {

@@ -1,13 +1,13 @@
 /*
- * What products share that walk over tiles of rows by OUTPUTS outputs with wgmma on Hopper (sm_90a): the order of
- * tiles, the way from sums to vectors, and what is added to them.
+ * Shared code of the wgmma kernels (sm_90a) that loop over tiles of rows by OUTPUTS outputs: the order of tiles, the conversion
+ * of accumulators to vectors, and the residual.
  */
-/* Tiles of rows that are walked together. */
+/* Tiles of rows in a band. */
 #define BAND 8
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-/* The number of a tile among those of rows and among those of outputs: in bands of BAND tiles of rows. */
+/* The row and output coordinates of a tile, in bands of BAND tiles of rows. */
 struct Tile { int row, output; };
 
 __device__ inline Tile tile_at(int number, int row_tiles, int output_tiles) {
@@ -16,7 +16,7 @@ __device__ inline Tile tile_at(int number, int row_tiles, int output_tiles) {
     return {band * BAND + at % height, at / height};
 }
 
-/* Lane q of a quad has word q of four vectors; gets vector q. Twice is nothing. */
+/* Transposes 4 by 4 words within a quad: lane q has word q of four vectors and gets vector q. The function is its own inverse. */
 __device__ inline void transpose(u32 (&v)[4], int q) {
     bool odd = q & 1, high = q & 2;
 #pragma unroll
@@ -31,12 +31,12 @@ __device__ inline void transpose(u32 (&v)[4], int q) {
     }
 }
 
-/* What two rows of a lane, 8 apart, are added to: 8 of every 32 results, as they are written. Read ahead of its turn. */
+/* The residual of a lane's two rows, 8 apart: 8 of every 32 results, in the order in which they are written. Loaded ahead. */
 template <int Results> struct Residuals {
     Vector of[(Results + 31) / 32][2];
 
-    /* Of the tile's results, whose first is number `first` of `results`; `row` is one of `rows`. What is a parameter of the kernel
-     * is compared where it is. */
+    /* Loads the residual of the tile's results, from number `first` of `results`; `row` is one of `rows`. Parameters of the
+     * kernel are compared here, in place. */
     template <typename T, typename Count>
     __device__ inline void read(const T* from, i64 pitch, int row, int rows, int first, const Count& results, int q) {
 #pragma unroll
@@ -50,7 +50,7 @@ template <int Results> struct Residuals {
         }
     }
 
-    /* Those of 32 results as lanes have sums: in pairs, or, with Ordered, as they were read. */
+    /* The residuals of 32 results in the layout of the accumulators: in pairs, or, with Ordered, as loaded. */
     template <bool Ordered = false> __device__ inline void as_sums(u32 (&words)[2][4], int block, int q) const {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {

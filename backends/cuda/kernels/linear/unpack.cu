@@ -1,8 +1,8 @@
 /*
- * Weights as dense rows of another element type, for products of many rows. `unpack` is for dense weights, one thread per
- * element; `unpack_integers` takes 16 bytes of packed integers a thread, a warp a step of 8 rows, and writes runs of 4, 8 or 16
- * columns. Grids: (chunks of 256 of a row, rows up to 65535); (blocks of 8 steps, units up to 65535). `first` is a whole unit.
- * Reads the packed rows once, writes them once: two bytes or four for each element, which is what it takes.
+ * Unpacks weights to dense rows of another element type, for products of many rows. `unpack` is for dense weights, one thread per
+ * element; `unpack_integers` processes 16 bytes of packed integers per thread, a step of 8 rows per warp, and writes runs of 4, 8
+ * or 16 columns. Grids: (chunks of 256 of a row, rows up to 65535); (blocks of 8 steps, units up to 65535). `first` is the first
+ * row of a unit. Reads the packed rows once and writes two or four bytes per element once, which is the floor.
  */
 #if FORMAT < FORMAT_PACKED
 extern "C" __global__ void unpack(i64 first, i64 rows, i64 columns, Weight weight, Y* y, i64 y_row) {

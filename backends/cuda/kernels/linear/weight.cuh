@@ -1,9 +1,10 @@
 /*
- * Packed weights, element by element. FORMAT and OTHER_FORMAT say how; `at` is for kernels that do not care for speed.
+ * Access to packed weights by element. FORMAT and OTHER_FORMAT name the formats; `at` is for kernels that need not be fast.
  *
- * Dense rows are padded to 16 bytes. Integers lie in units of 8 rows, their groups' numbers behind them: see weight/packing.rs.
- * Their FORMAT is 256 and: bit 0, 8 bits; bits 1 to 3, columns of a group (0 a row, else 8 times a power of two); bits 4 and 5,
- * what they are counted from (0 the same everywhere, 1 a zero point, 2 a minimum); bits 6 and 7, type of the numbers.
+ * Dense rows are padded to 16 bytes. Integers are stored in units of 8 rows, followed by the scales and offsets of their groups:
+ * see weight/packing.rs. The FORMAT of integers is 256 plus: bit 0, 8 bits; bits 1 to 3, columns of a group (0 a row, else 8
+ * times a power of two); bits 4 and 5, the zero point (0 constant, 1 a zero point per group, 2 a minimum per group); bits 6 and
+ * 7, type of scales and offsets.
  */
 #define FORMAT_F32 0
 #define FORMAT_F16 1
@@ -21,7 +22,7 @@ template <int Format> struct WeightOf : WeightParams {
         return type == 1 ? widen(*(const f16*)from) : widen(*(const bf16*)from);
     }
 
-    /* An integer with its numbers. */
+    /* An integer with its scale and offset. */
     __device__ static float scaled(float stored, float scale, float second) {
         if (offset == 1) return scale * (stored - second);
         if (offset == 2) return scale * (bits == 8 ? stored + 128.0f : stored) + second;
@@ -39,7 +40,7 @@ template <int Format> struct WeightOf : WeightParams {
         float stored;
         if (bits == 8) {
             int i = (int)(column % 64);
-            /* 16 columns to a line, or 4 to a word of each of four lines. */
+            /* 16 columns per line, or 4 per word of each of four lines. */
             int line = group ? i / 4 % 4 : i / 16, byte = group ? i / 16 * 4 + i % 4 : i % 16;
             stored = (float)(signed char)own[(column / 64 * 4 + line) * 128 + byte];
         } else {
