@@ -1,12 +1,13 @@
 /*
- * The choice of a token's experts and their weights: what moe_route defines, for one token.
+ * Chooses the experts of one token and their weights, as moe_route defines.
  *
- * A team of ROUTE_TEAM threads, one warp wherever there are few enough experts, owns the token. A thread holds the logits of experts
- * `thread + i * ROUTE_TEAM`, i < EXPERTS_EACH, in registers, and beside each the key it is chosen by: bits whose order as integers is the order of the
- * floats, 0 once the expert is taken or out of reach. An expert is chosen by two reductions over the team, of the largest key and of the
- * lowest index that has it, so ties go to the lower index. Weights are finished by the first warp of the team, in the order of slots.
+ * A team of ROUTE_TEAM threads, one warp if the number of experts allows, owns the token. A thread holds the logits of experts
+ * `thread + i * ROUTE_TEAM`, i < EXPERTS_EACH, in registers, together with selection keys: integers in the order of the floats, 0
+ * if the expert is taken or excluded. An expert is selected by two reductions over the team: of the largest key, and of the
+ * lowest index that has it, so ties go to the lower index. The first warp of the team computes the weights, in the order of
+ * slots.
  */
-/* Kernels that may have a router define SCORE where they do. */
+/* Kernels without a router do not define SCORE. */
 #ifdef SCORE
 #define SOFTMAX 1
 #define SIGMOID 2
@@ -15,7 +16,7 @@
 
 #define TEAM_WARPS (ROUTE_TEAM / 32)
 
-/* A key of a float: keys are in the order of floats, equal for both zeros, and none is 0. */
+/* The selection key of a float: keys are in the order of floats, equal for both zeros, and never 0. */
 __device__ inline u32 key_of(float x) {
     u32 bits = __float_as_uint(x + 0.0f);
     u32 key = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -34,18 +35,18 @@ __device__ inline u32 warp_largest(u32 x) {
 #endif
 }
 
-/* What the threads of a team tell each other. */
+/* Shared memory for the reductions of a team. */
 struct Team {
     int thread;
-    /* Of TEAM_WARPS words. */
+    /* TEAM_WARPS words. */
     u32* exchange;
 
-    /* Waits for the other threads of the team. */
+    /* Barrier of the team's threads. */
     __device__ void meet() const {
         if (TEAM_WARPS == 1) __syncwarp();
         else __syncthreads();
     }
-    /* The largest of the threads' numbers, in all of them. */
+    /* The maximum over the threads, in all of them. */
     __device__ u32 largest(u32 x) const {
         x = warp_largest(x);
         if (TEAM_WARPS == 1) return x;
@@ -54,7 +55,7 @@ struct Team {
         __syncthreads();
         return warp_largest(thread % 32 < TEAM_WARPS ? exchange[thread % 32] : 0);
     }
-    /* The sum of the threads' numbers, in all of them and in the same order every time. */
+    /* The sum over the threads, in all of them and in the same order every time. */
     __device__ float sum(float x) const {
         x = warp_sum(x);
         if (TEAM_WARPS == 1) return x;
@@ -63,17 +64,17 @@ struct Team {
         __syncthreads();
         return warp_sum(thread % 32 < TEAM_WARPS ? __uint_as_float(exchange[thread % 32]) : 0.0f);
     }
-    /* The index of the thread's largest key, the lowest of equal ones, for the largest key of all. */
+    /* The lowest index among the thread's largest keys that equal the team's largest key. */
     __device__ int lowest(int index) const { return (int)~largest(~(u32)index); }
 };
 
-/* What a router keeps of a token, in CHOICE_WORDS words of shared memory. */
+/* Data of a router for one token, in CHOICE_WORDS words of shared memory. */
 struct Choice {
     float* logits;
-    /* Of the slots. */
+    /* By slot. */
     int* chosen;
     float* weights;
-    /* Of experts, and of groups. */
+    /* By expert, and by group. */
     u32 *keys, *group_keys;
 
     __device__ Choice(const RouteRule& rule, u32* memory)
@@ -81,8 +82,8 @@ struct Choice {
           keys(memory + rule.experts + 2 * rule.slots), group_keys(keys + rule.experts) {}
 };
 
-/* Chooses the experts of a token, of which `logit_of` gives the logits, and leaves them and their weights for the team's first warp.
- * `given` has the experts with GIVEN. */
+/* Chooses the experts of a token, whose logits are given by `logit_of`, and leaves them and their weights for the team's first
+ * warp. With GIVEN, `given` holds the experts. */
 template <typename Logit>
 __device__ inline void choose_experts(const RouteRule& rule, const RouterVectors& vectors, const Team& team, const Choice& choice,
                                       const int* given, Logit logit_of) {
@@ -106,7 +107,7 @@ __device__ inline void choose_experts(const RouteRule& rule, const RouterVectors
         }
     }
     team.meet();
-    /* NaN counts as more than all. */
+    /* NaN is ordered above all numbers. */
     u32 top = team.largest(unsound ? 0xffffffffu : key_of(most));
     unsound = top >= key_of(infinity()) || top == key_of(-infinity());
     most = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
@@ -138,7 +139,8 @@ __device__ inline void choose_experts(const RouteRule& rule, const RouterVectors
         int expert = team.thread + i * ROUTE_TEAM;
         key[i] = 0;
         if (expert >= experts) continue;
-        /* Without groups and a selection bias the order of logits is that of scores, which may round to equal numbers. */
+        /* Without groups and a selection bias, selection uses logits, which have the order of the scores; scores may round to
+         * equal numbers. */
         float by = BY_LOGIT ? z[i] : score_of(z[i]) + or_else(vectors.selection_bias, expert, 0.0f);
         key[i] = key_of(by);
     }
@@ -165,7 +167,7 @@ __device__ inline void choose_experts(const RouteRule& rule, const RouterVectors
             group_keys[group] = GROUP_SUM && second ? key_of(value_of(first) + value_of(second)) : first;
         }
         team.meet();
-        /* The best groups are marked by 0, one after the other. */
+        /* The best groups are selected one after the other and marked by 0. */
         for (int taken = 0; taken < (int)rule.top_groups; ++taken) {
             u32 best = 0;
             int index = 0x7fffffff;
@@ -198,7 +200,7 @@ __device__ inline void choose_experts(const RouteRule& rule, const RouterVectors
         }
         u32 largest = team.largest(best);
         index = team.lowest(best == largest ? index : 0x7fffffff);
-        /* If no choice is sound, the slots are filled from the first expert on. */
+        /* If no expert can be selected, the slots are filled from the first expert on. */
         if (unsound) index = slot;
 #if SCORE == SPARSE_MIXER
         float limit = logits[index], near = 0.0f;
@@ -220,7 +222,7 @@ __device__ inline void choose_experts(const RouteRule& rule, const RouterVectors
     }
     team.meet();
 #endif
-    /* Weights, by the first warp. Slots that are skipped, or name no expert, have the weight 0. */
+    /* Weights, by the first warp. Slots that are skipped, or have no valid expert, have the weight 0. */
     if (team.thread < 32) {
         auto known = [&](int expert) { return expert >= 0 && expert < experts; };
         float sum = 0.0f;

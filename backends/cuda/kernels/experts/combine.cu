@@ -1,11 +1,11 @@
 /*
  * moe_combine: the weighted sum of a token's slots, in their order. Skipped slots are not read.
  *
- * Grid: (chunks of columns for 256 threads, tokens up to 65535). A thread has one element of the result, or 8 with
+ * Grid: (chunks of columns for 256 threads, tokens up to 65535). A thread computes one element of the result, or 8 with
  * `moe_combine_wide`, in loads of 16 bytes. Every slot is read once and the result written once: floor (slots + 1) T H elements.
  */
 
-/* The weight of a slot; `skipped` if its expert is not here. */
+/* The weight of a slot; `skipped` if its expert is not on this device. */
 __device__ inline float weight_of(const MoeCombineParams& p, i64 row, int slot, bool& skipped) {
     int expert = p.experts.row(row)[slot];
     skipped = expert < 0 || (u32)expert - (u32)p.first_expert >= (u32)p.count;

@@ -1,13 +1,13 @@
 /*
- * grouped_linear with dense weights and few assignments of an expert on tensor cores, f16 or bf16 throughout: see tile.cuh.
+ * grouped_linear on tensor cores for dense weights and few assignments per expert, f16 or bf16 throughout: see tile.cuh.
  *
- * The sum over inputs may run in any order as long as both operands agree, so a lane has 16 consecutive bytes of two rows, as they
- * lie in memory, and they are the fragments of two products: no transposition. A lane reads from the ring what it copied itself. A step is
- * 32 inputs.
+ * The sum over inputs may run in any order as long as both operands agree, so a lane loads 16 consecutive bytes of two rows, as
+ * they lie in memory, and they are the fragments of two products without a transposition. A lane reads from the ring buffer only
+ * what it copied itself. A step is 32 inputs.
  *
- * Bytes: the weights once per item, so of each distinct expert once while an expert has at most TOKENS assignments; activations at most
- * `TOKENS / 16` times the weights' bytes, from the L2. Floor: the weights of the distinct experts over read bandwidth, 6 us for one token of
- * E128 N768 K2048 k8 in bf16 on an H200.
+ * Bytes: the weights once per item, so each distinct expert once while an expert has at most TOKENS assignments; activations at
+ * most `TOKENS / 16` times the weights' bytes, from the L2. Floor: the weights of the distinct experts over read bandwidth, 6 us
+ * for one token of E128 N768 K2048 k8 in bf16 on an H200.
  */
 #if __CUDA_ARCH__ >= 800
 struct Dense {
@@ -32,7 +32,7 @@ struct Dense {
         low = p.weight.elements + (first < end ? first : row) * p.weight.row_bytes + lane % 4 * 16;
         high = other.elements + (second < end ? second : row) * other.row_bytes + lane % 4 * 16;
     }
-    /* Whether the lane's 8 inputs of a step are there. */
+    /* Whether the lane's 8 inputs of a step exist. */
     __device__ bool is_real(int step) const { return WHOLE || step * 32 + (int)threadIdx.x % 4 * 8 < inputs; }
     __device__ void copy(u8* stage, int step) const {
         const i64 at = is_real(step) ? (i64)step * 64 : 0;

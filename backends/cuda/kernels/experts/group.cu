@@ -1,14 +1,15 @@
 /*
- * moe_group: the assignments of a step by expert, each expert's in ascending order.
+ * moe_group: sorts the assignments of a step by expert, each expert's in ascending order.
  *
- * A block of 8 warps owns an expert and needs no other block. Its warps take a run of the assignments each and count by ballot, twice:
- * how many go to experts before this one, which is where the expert starts, and how many to this one, which is where each warp
- * begins to write. Nothing is sorted, padded or added atomically. The block of the last expert ends the tables. Grid: (experts).
+ * A block of 8 warps owns an expert and is independent of other blocks. Its warps scan a range of the assignments each and count
+ * by ballot, twice: first how many belong to earlier experts, which gives the start of the expert, then how many belong to this
+ * one, which gives each warp its output position. There are no atomics and no padding. The block of the last expert writes the
+ * end of the tables. Grid: (experts).
  *
  * Bytes: the assignments, twice for each expert, from the L2: about `4 T k E` of them.
  */
 #define WARPS 8
-/* Assignments of a lane that are read at once. */
+/* Assignments that a lane reads at once. */
 #define AHEAD 4
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) moe_group(const __grid_constant__ MoeGroupParams p) {
@@ -16,10 +17,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) moe_group(const __grid_
     __shared__ int before_of[WARPS], own_of[WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int all = (int)p.extent.count() * SLOTS, count = (int)p.count;
-    /* Whole rounds of a warp. */
+    /* Whole iterations of a warp. */
     const int run = (all + WARPS * 32 - 1) / (WARPS * 32) * 32;
     const int begin = warp * run < all ? warp * run : all, end = begin + run < all ? begin + run : all;
-    /* The place of an assignment's expert; `count` if it is skipped. */
+    /* The local index of an assignment's expert; `count` if it is skipped. */
     auto place_of = [&](int assignment) {
         if (assignment >= end) return count;
         int expert = p.experts.row(assignment / SLOTS)[assignment % SLOTS];

@@ -1,21 +1,21 @@
 /*
- * What a block of grouped_linear computes: an expert, and up to TOKENS of its assignments.
+ * Work items of grouped_linear: an expert, and up to TOKENS of its assignments.
  *
- * With DIRECT an item is one assignment, whose expert is read from `experts`: right for so few assignments that hardly two share an
- * expert. Otherwise items are counted along the tables of moe_group: every warp adds up, 32 experts at a time, how many items each
- * expert has, until it comes to the one with the item's number. No block waits for another, and no expert without assignments is visited.
+ * With DIRECT an item is one assignment, whose expert is read from `experts`; used when there are so few assignments that hardly
+ * two share an expert. Otherwise items are counted along the tables of moe_group: every warp adds up the items of 32 experts at a
+ * time until it reaches the item's number. No block waits for another, and experts without assignments are skipped.
  *
- * The tables may say anything: places are kept within them, and an assignment counts only if `experts` says that it is the expert's. So
- * each slot is written by blocks that compute the same, or not at all.
+ * The tables are untrusted: indices are clamped to them, and an assignment is used only if `experts` confirms that it belongs to
+ * the expert. So each slot is written only by blocks that compute the same value, or not at all.
  */
 struct Item {
-    /* The expert's place among those of the device; negative if there is none. */
+    /* The expert's index on this device; negative if there is none. */
     int expert;
-    /* The first place in `order`, and the number of assignments. */
+    /* The first index in `order`, and the number of assignments. */
     int begin, count;
 };
 
-/* The place of an assignment's expert, or -1. */
+/* The local index of an assignment's expert, or -1. */
 __device__ inline int expert_of(const GroupedLinearParams& p, int assignment) {
     int expert = p.experts.row(assignment / SLOTS)[assignment % SLOTS];
     u32 place = (u32)expert - (u32)p.first_expert;
@@ -43,7 +43,7 @@ __device__ inline int count_items(const GroupedLinearParams& p, int all) {
 #pragma unroll 4
     for (int expert = threadIdx.x % 32; expert < (int)p.count; expert += 32) items += items_of(p, expert, all);
     for (int distance = 16; distance; distance /= 2) items += __shfl_xor_sync(0xffffffffu, items, distance);
-    /* Tables that overlap may claim any number. */
+    /* Invalid tables with overlapping ranges may claim any number. */
     return items < 0 || items > (int)p.items ? (int)p.items : items;
 #endif
 }
@@ -67,7 +67,7 @@ __device__ inline Item find_item(const GroupedLinearParams& p, int number, int a
 #pragma unroll
         for (int distance = 1; distance < 32; distance *= 2) {
             int other = __shfl_up_sync(0xffffffffu, up_to, distance);
-            /* Tables that overlap may claim any number of items. */
+            /* Invalid tables with overlapping ranges may claim any number of items. */
             if (lane >= distance) up_to = up_to + other < 1 << 24 ? up_to + other : 1 << 24;
         }
         u32 behind = __ballot_sync(0xffffffffu, before + up_to > number);
@@ -85,7 +85,7 @@ __device__ inline Item find_item(const GroupedLinearParams& p, int number, int a
 #endif
 }
 
-/* Assignment `i` of an item, or -1 if it is not one of the expert's. */
+/* Assignment `i` of an item, or -1 if it does not belong to the expert. */
 __device__ inline int assignment_of(const GroupedLinearParams& p, const Item& item, int i, int all) {
     if (i >= item.count) return -1;
 #if DIRECT
@@ -98,12 +98,12 @@ __device__ inline int assignment_of(const GroupedLinearParams& p, const Item& it
 #endif
 }
 
-/* The inputs of an assignment: its token's, or its own. */
+/* The inputs of an assignment: those of its token, or a separate row. */
 __device__ inline const X* inputs_of(const GroupedLinearParams& p, int assignment) {
     return p.x.row(assignment / SLOTS) + (PER_SLOT ? assignment % SLOTS * p.inputs : 0);
 }
 
-/* Where the outputs of an assignment go. */
+/* The outputs of an assignment. */
 __device__ inline Y* outputs_of(const GroupedLinearParams& p, int assignment) {
     return p.y.row(assignment / SLOTS) + assignment % SLOTS * p.outputs;
 }

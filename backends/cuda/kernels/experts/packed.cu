@@ -1,23 +1,25 @@
 /*
- * grouped_linear with packed integers and few assignments of an expert on tensor cores, activations f16 or bf16: see tile.cuh.
+ * grouped_linear on tensor cores for packed integers and few assignments per expert, activations f16 or bf16: see tile.cuh.
  *
- * A step is 16 rows by 64 bytes, two units of 8 rows: 64 inputs of 8 bits or 128 of 4. A lane copies 16 bytes of each unit as they lie in
- * memory, so a warp copies lines without gaps, and some lanes copy the numbers of their groups (see weight/packing.rs). Rows of a line change
- * places by which line it is: then 8 lanes meet no bank twice, copying or reading. Integers become pairs of what activations are (pairs.cuh), less
- * what they are counted from, exactly; the sums of a group are scaled in f32. Minima are multiplied by the sums of a group's
- * activations, which are a product with a matrix of ones.
+ * A step is 16 rows by 64 bytes, two units of 8 rows: 64 inputs of 8 bits or 128 of 4. A lane copies 16 bytes of each unit as
+ * they lie in memory, so a warp copies contiguous lines; some lanes copy the scales and offsets of the groups (see
+ * weight/packing.rs). The rows of a line are permuted by the index of the line, so that 8 lanes have no bank conflicts in copies
+ * or reads. Integers are converted to pairs in the type of the activations (pairs.cuh), minus their zero point, exactly; the sums
+ * of a group are scaled in f32. Minima are multiplied by the sums of a group's activations, which are computed as a product with
+ * a matrix of ones.
  *
- * Bytes: integers and numbers once per item; activations from the L2. Floor: the former, of the distinct experts, over read bandwidth.
+ * Bytes: integers, scales and offsets once per item; activations from the L2. Floor: the former, for the distinct experts, over
+ * read bandwidth.
  */
 #if __CUDA_ARCH__ >= 800
 /* Groups of a step. */
 #define STEP_GROUPS (GROUP == 0 || GROUP > SPAN ? 1 : SPAN / GROUP)
-/* Words of a lane that belong to a group. */
+/* Words of a lane that belong to one group. */
 #define GROUP_WORDS (4 / STEP_GROUPS)
-/* 1 as both halves of a pair. */
+/* A pair of ones. */
 #define ONES (HALF ? 0x3c003c00u : 0x3f803f80u)
 
-/* Both halves of a pair less the negative of a number. */
+/* Subtracts the same number from both elements of a pair; the number is given negated. */
 __device__ inline u32 plus(u32 pair, u32 other) {
     u32 result;
 #if HALF
@@ -27,11 +29,11 @@ __device__ inline u32 plus(u32 pair, u32 other) {
 #endif
     return result;
 }
-/* A number as both halves of a pair. */
+/* A number as both elements of a pair. */
 __device__ inline u32 twice(float x) { return narrow<X>(x).bits * 0x10001u; }
 
 struct Integers {
-    /* Bytes of the numbers of a unit that a step takes. */
+    /* Bytes of the scales and offsets of a unit that a step needs. */
     static constexpr int numbers = STEP_GROUPS * LINE;
     static constexpr int columns = SPAN, stage = 1024 + 2 * numbers;
     static constexpr bool aligned = true;
@@ -80,7 +82,7 @@ struct Integers {
             copy_ahead((Vector*)(stage + 1024 + lane / 16 * numbers) + lane % 16, own_numbers + line * LINE, true);
         }
     }
-    /* The lane's inputs of a word, four or two pairs. */
+    /* The lane's inputs for a word, four or two pairs. */
     __device__ int column_of(int step, int w) const {
         const int part = threadIdx.x % 4;
         return step * SPAN + (BITS == 4 ? w * 32 + part * 8 : GROUP == 0 ? part * 16 + w * 4 : w * 16 + part * 4);

@@ -1,17 +1,17 @@
 /*
- * grouped_linear on plain arithmetic: any activations, any weights, every device.
+ * grouped_linear on CUDA cores: any activations, any weights, every device.
  *
- * A warp owns 8 rows of an expert's weight, four lanes each, and TOKENS of its assignments; a block has 4 warps. A lane takes 16
- * bytes of its row at a time (for packed integers see weight/packing.rs for which columns those are) and the activations that
- * belong to them, which come through the L1. The four lanes of a row add up at the end, in a fixed order. Where an expert does
- * not begin with a unit of 8 packed rows, a warp leaves out the rows of its neighbours. Grid: (blocks of 32 rows, items).
+ * A warp owns 8 rows of an expert's weight, four lanes each, and TOKENS of its assignments; a block has 4 warps. A lane loads 16
+ * bytes of its row at a time (for packed integers, weight/packing.rs says which columns those are) and the activations for them,
+ * which come through the L1. The four lanes of a row add up at the end, in a fixed order. If an expert does not begin at a unit
+ * of 8 packed rows, a warp skips the rows of the neighbouring expert. Grid: (blocks of 32 rows, items).
  *
  * Bytes: the weights of an expert once per item. Floor: those of all distinct experts over read bandwidth.
  */
 #define WARPS 4
 #if FORMAT >= FORMAT_PACKED
 #define OWN (128 / Weight::bits)
-/* Columns that come one after the other. */
+/* Consecutive columns. */
 #define RUN (Weight::bits == 4 ? 8 : Weight::group ? 4 : 16)
 #else
 #define OWN WIDTH
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) grouped_linear_plain(co
         const i64 row = aligned + ((i64)blockIdx.x * WARPS + threadIdx.x / 32) * 8 + lane / 4;
         if (row - lane / 4 >= first + p.outputs) continue;
         const bool own = row >= first && row < first + p.outputs;
-        /* Rows of other experts are read for none, and those behind the last are not there. */
+        /* Rows of other experts, and rows past the last, are not computed. */
         const i64 read = own ? row : first;
         const X* x[TOKENS];
         float sum[TOKENS] = {};

@@ -1,8 +1,9 @@
 /*
- * moe_route: the experts of each token and their weights. A team of ROUTE_TEAM threads owns a token (choose.cuh); a block has as many teams
- * as fit into 128 threads.
+ * moe_route: the experts of each token and their weights. A team of ROUTE_TEAM threads owns a token (choose.cuh); a block has as
+ * many teams as fit into 128 threads.
  *
- * Bytes: the logits, once, from the L2, where the router's product has left them. Bounded by the 2 k reductions that follow each other.
+ * Bytes: the logits, once, from the L2, where the router's product wrote them. Bounded by the latency of 2 k dependent
+ * reductions.
  */
 #define TEAMS (ROUTE_TEAM < 128 ? 128 / ROUTE_TEAM : 1)
 

@@ -1,19 +1,19 @@
 /*
- * Products of the weights of experts with a few of their assignments on tensor cores (mma.m16n8k16, sm_80 and up), for weights of any
- * format: what dense.cu and packed.cu share.
+ * Tensor-core products of expert weights with few assignments (mma.m16n8k16, sm_80 and up), for weights of any format; shared by
+ * dense.cu and packed.cu.
  *
- * Blocks of 8 warps stay for the whole call. A tile is 16 rows of an expert's weight by the TOKENS = 8 TILES assignments of an item: weights are the
- * 16-row operand, assignments the 8-column one. A team of SPLIT warps owns a tile; its warps take turns at steps of the inputs and add
- * their sums in shared memory, in a fixed order. Each block has a run of tiles, so it seldom comes to another item. Each lane copies 16 bytes
- * of two rows at a time into a ring of its own warp (cp.async), of which STAGES - 1 steps are under way at any moment, across the ends of tiles and
- * items: the memory pipe does not drain while sums are added up. Activations are gathered from the rows of their tokens, from the L2, a step
- * ahead, into registers. Grid: (blocks that fit at once).
+ * Persistent blocks of 8 warps. A tile is 16 rows of an expert's weight by the TOKENS = 8 TILES assignments of an item: weights
+ * are the 16-row operand, assignments the 8-column one. A team of SPLIT warps owns a tile; its warps take steps of the inputs in
+ * turn and add their sums in shared memory, in a fixed order. Each block has a contiguous range of tiles, so the item seldom
+ * changes. Each lane copies 16 bytes of two rows at a time into a ring buffer of its warp (cp.async), with STAGES - 1 steps in
+ * flight at any moment, across tile and item boundaries, so that the memory pipeline does not drain while sums are added.
+ * Activations are gathered from the rows of their tokens, from the L2 into registers, one step ahead. Grid: (resident blocks).
  *
- * With GATED the result is a gated activation of two products: the lower 8 rows of a tile are of the gate's weight, the upper 8 are the same
- * rows of the other one, and they meet when sums are added up.
+ * With GATED the result is a gated activation of two products: the lower 8 rows of a tile belong to the gate's weight, the upper
+ * 8 are the same rows of the up weight; they are combined when sums are added.
  *
- * With SUMMED there is one token, and the result is the weighted sum of the products of its slots: a tile is 16 rows of each slot's weight, one
- * slot after the other, whose sums are multiplied by the weights of the slots in f32.
+ * With SUMMED there is one token, and the result is the weighted sum of the products of its slots: a tile is 16 rows of each
+ * slot's weight, one slot after the other, whose sums are multiplied by the weights of the slots in f32.
  */
 #define WARPS 8
 #define TEAMS (WARPS / SPLIT)
@@ -25,15 +25,16 @@
 extern __shared__ __align__(128) u8 memory[];
 
 #if __CUDA_ARCH__ >= 800
-/* Waits for the other warps of a team. The lanes of a warp need not arrive together. */
+/* Barrier of a team's warps. The lanes of a warp need not arrive together. */
 __device__ inline void meet(int team) {
     __syncwarp();
     if (SPLIT > 1) asm volatile("barrier.sync %0, %1;" :: "r"(team + 1), "n"(SPLIT * 32) : "memory");
 }
 
 /*
- * `Product` says how the weights of a step are copied to a stage of the ring and multiplied from there: `aim` at the first row of a tile, given
- * the end of its expert's rows; `copy` a step; `load` the lane's activations of a step into `Inputs`; `add` the product of a stage with those.
+ * `Product` defines how the weights of a step are copied to a stage of the ring buffer and multiplied from there: `aim` selects
+ * the first row of a tile, given the end of its expert's rows; `copy` copies a step; `load` loads the lane's activations of a
+ * step into `Inputs`; `add` adds the product of a stage with those.
  */
 template <typename Product> __device__ inline void multiply_items(const GroupedLinearParams& p) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / SPLIT, member = warp % SPLIT;
@@ -52,17 +53,17 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
     auto expert_at = [&](int segment) { return __shfl_sync(0xffffffffu, expert, segment); };
 #elif DIRECT
     const int items = (int)p.items, first_item = (int)((i64)blockIdx.x * items / gridDim.x);
-    /* Read beside the extent. */
+    /* Loaded together with the extent. */
     const int early = expert_of(p, first_item);
     const int all = (int)p.extent.count(loaded) * SLOTS;
 #else
     const int all = (int)p.extent.count(loaded) * SLOTS, items = count_items(p, all);
 #endif
     const i64 units = (i64)items * tiles;
-    /* Tiles of an item come one after the other. */
+    /* Tiles of an item are consecutive. */
     const i64 begin = units * blockIdx.x / gridDim.x, end = units * (blockIdx.x + 1) / gridDim.x;
 
-    /* What is copied next: tile, its item, step and stage. */
+    /* The next copy: tile, its item, step and stage. */
     Product product(p);
     i64 next_unit = member < steps ? begin : end;
     int next_item = -1, next_step = member, next_stage = 0, next_segment = 0;
@@ -93,7 +94,7 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
 #endif
             if (ahead.expert >= 0) {
                 const i64 row = first_row(ahead.expert, next_unit), first = ahead.expert * p.outputs, stop = first + p.outputs;
-                /* A team without a tile copies another's, for nothing. */
+                /* A team without a tile copies another tile, whose result is discarded. */
                 product.aim(p, row < stop ? row : first, stop);
                 return;
             }
@@ -162,7 +163,7 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
                 __syncwarp();
                 const typename Product::Weights weights(ring + stage * Product::stage);
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
-                /* Into the stage that was read a step ago. */
+                /* Refills the stage that was read one step ago. */
                 fetch();
                 product.add(weights, here, sums);
             }
@@ -181,7 +182,7 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
             sum_of[member][token][lane / 4 + 8] = sums[tile][2];
             sum_of[member][token + 1][lane / 4 + 8] = sums[tile][3];
         }
-        /* Sums are read before the next barrier, and overwritten behind it. */
+        /* Sums are read before the next barrier, and overwritten after it. */
         meet(team);
         const i64 first = item.expert * p.outputs, row = first_row(item.expert, unit);
 #pragma unroll

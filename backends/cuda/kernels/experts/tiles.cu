@@ -1,20 +1,21 @@
 /*
- * grouped_linear for many assignments on tensor cores (mma.m16n8k16, sm_80 and up): f16 or bf16 activations, dense weights of their type or
- * packed integers.
+ * grouped_linear for many assignments on tensor cores (mma.m16n8k16, sm_80 and up): f16 or bf16 activations, dense weights of the
+ * same type or packed integers.
  *
- * A block of 8 warps owns TOKENS assignments of an expert by 128 rows of its weight, a warp half of the assignments by 32 rows. The inputs go
- * by STAGES buffers of 64 in shared memory. Activations are gathered from the rows of their tokens by asynchronous copies, and so are dense
- * weights; integers are loaded a step ahead into registers, become numbers of 16 bits there, each rounded once, and are stored a step before
- * they are multiplied. Rows are 128 bytes, whose vectors change places by the row, so that no two of an ldmatrix meet in a bank.
- * With GATED a warp has 16 rows of the gate's weight and the same 16 rows of the other one, so that both halves meet in a lane.
- * Grid: (tiles of rows, items).
+ * A block of 8 warps owns TOKENS assignments of an expert by 128 rows of its weight; a warp owns half of the assignments by 32
+ * rows. Inputs pass in k tiles of 64 through STAGES buffers in shared memory. Activations are gathered from the rows of their
+ * tokens by asynchronous copies; dense weights are copied the same way. Integers are loaded into registers one step ahead,
+ * converted there to 16-bit numbers, each rounded once, and stored one step before they are multiplied. Rows are 128 bytes and
+ * swizzled, so that ldmatrix has no bank conflicts. With GATED a warp has 16 rows of the gate's weight and the same 16 rows of
+ * the up weight, so that a lane has both. Grid: (tiles of rows, items).
  *
- * Bytes: weights once per item from memory, or from the L2 where an expert has several; per tile `(TOKENS + 128) * 2` bytes an input from
- * the L2. Floor: the weights of the distinct experts over read bandwidth, or the rate of mma.sync, on Hopper about 60% of wgmma's.
+ * Bytes: weights once per item from memory, or from the L2 if an expert has several items; per tile `(TOKENS + 128) * 2` bytes
+ * per input from the L2. Floor: the weights of the distinct experts over read bandwidth, or the rate of mma.sync, on Hopper about
+ * 60% of wgmma's.
  */
 #define THREADS 256
 #define WARPS 8
-/* Rows of weights of a tile, and results. */
+/* Weight rows of a tile, and results. */
 #define ROWS 128
 #define RESULTS (GATED ? ROWS / 2 : ROWS)
 /* Inputs of a step. */
@@ -27,13 +28,13 @@
 extern __shared__ __align__(128) u8 memory[];
 
 #if __CUDA_ARCH__ >= 800
-/* Where 16 bytes of a row of a buffer are. */
+/* The swizzled address of 16 bytes of a row of a buffer. */
 __device__ inline u8* vector_at(u8* rows, int row, int at) { return rows + row * 128 + ((at ^ (row % 8)) * 16); }
 
-/* Where a row of a tile's weights is. */
+/* The index of a tile row in the weight. */
 struct Row {
     const Weight* weight;
-    /* Among the rows of all experts; of rows behind the last, the first of the tile. */
+    /* Counted over all experts; rows past the last are replaced by the first row of the tile. */
     i64 index;
     bool real;
 };
@@ -44,9 +45,9 @@ __device__ inline Row row_at(const GroupedLinearParams& p, int row, i64 first, i
 }
 
 #if FORMAT >= FORMAT_PACKED
-/* Pieces of 64 inputs of a row that a thread unpacks: 8 bytes of 4 bits or 16 of 8 bits, four to a row. */
+/* Chunks of 64 inputs of a row that a thread unpacks: 8 bytes of 4 bits or 16 of 8 bits, four to a row. */
 #define PIECES (ROWS * 4 / THREADS)
-/* Groups that a piece has inputs of. */
+/* Groups that a chunk has inputs of. */
 #define PIECE_GROUPS (GROUP == 32 && BITS == 4 ? 2 : GROUP == 32 ? 2 : GROUP == 16 ? 4 : 1)
 /* Inputs of a group among the 64. */
 #define GROUP_INPUTS (DEPTH / PIECE_GROUPS)
@@ -79,7 +80,7 @@ struct Pieces {
             }
         }
     }
-    /* Two neighbours as numbers. Inputs behind the last are multiplied by zeros, and whatever they hold is finite. */
+    /* Converts two neighbouring integers. Inputs past the last are multiplied by zeros, and their values are finite. */
     __device__ static inline u32 decode(u32 pair, float scale, float second) {
         float low = Lanes<X>::get(Vector{{pair, 0, 0, 0}}, 0), high = Lanes<X>::get(Vector{{pair, 0, 0, 0}}, 1);
         const float less = SHIFTED + (OFFSET == 1 ? second : 0.0f), more = OFFSET == 2 ? second : 0.0f;
@@ -150,14 +151,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_tiles(co
     for (int number = blockIdx.y; number < p.items; number += gridDim.y) {
         const Item item = find_item(p, number, all);
         if (item.expert < 0) return;
-        /* The expert's first row, the tile's, and the end of the expert's. */
+        /* The expert's first row, the tile's first row, and the end of the expert's rows. */
         const i64 own = item.expert * p.outputs, end = own + p.outputs;
         const i64 first = (FORMAT >= FORMAT_PACKED ? own / 8 * 8 : own) + (i64)blockIdx.x * RESULTS;
         if (first >= end) return;
         for (int i = threadIdx.x; i < TOKENS; i += THREADS) assignments[i] = assignment_of(p, item, i, all);
         __syncthreads();
 
-        /* A thread copies the same vector of every row, of rows 32 apart. */
+        /* A thread copies the same vector of every row, for rows 32 apart. */
         const int vector = threadIdx.x % 8;
         const X* x[TOKENS / 32];
 #pragma unroll
@@ -166,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_tiles(co
             x[i] = assignment < 0 ? nullptr : inputs_of(p, assignment) + vector * 8;
         }
         auto stage_of = [&](int step) { return memory + step % STAGES * STAGE_BYTES; };
-        /* Copies what belongs to a step, or ends an empty group. */
+        /* Issues the copies of a step, or commits an empty group. */
         auto copy_step = [&](int step) {
             u8* stage = stage_of(step);
             const bool whole = step < steps && step * DEPTH + vector * 8 < inputs;
@@ -201,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_tiles(co
         float sums[TOKEN_TILES][ROW_TILES][4] = {};
         for (int step = 0; step < steps; ++step) {
             await_copies<STAGES - 2>();
-            /* Behind this, all warps have multiplied the step before, whose buffer is filled next. */
+            /* After this barrier, all warps have multiplied the previous step, whose buffer is refilled next. */
             __syncthreads();
 #if FORMAT >= FORMAT_PACKED
             if (step + 1 < steps) pieces.store(stage_of(step + 1) + TOKENS * 128);
@@ -234,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_tiles(co
                 }
             }
         }
-        /* The next item takes the buffers and the list. */
+        /* The next item reuses the buffers and the list. */
         __syncthreads();
     }
 #endif
