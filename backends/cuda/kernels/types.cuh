@@ -1,8 +1,8 @@
 /*
- * Scalar types of the kernels, in front of everything else.
+ * Scalar types of the kernels, included before everything else.
  *
- * Half-precision types are structs, so that no arithmetic happens in them by accident: values are widened to float when they are read
- * and rounded once when they are written.
+ * Half-precision types are structs without arithmetic: values are widened to float when they are read and rounded once when they
+ * are written.
  */
 
 typedef unsigned char u8;
@@ -17,5 +17,5 @@ struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
 typedef float f32;
 
-/* 16 bytes, the widest load there is. */
+/* 16 bytes, the widest load. */
 struct alignas(16) Vector { u32 word[4]; };

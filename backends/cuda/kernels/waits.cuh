@@ -1,10 +1,9 @@
 /*
- * Waits for what other blocks of the same launch write.
+ * Waits for writes of other blocks of the same launch.
  *
- * Only blocks that are resident together may wait so, those of a cooperative launch or of a cluster: each makes progress, and the
- * awaited data comes. Every wait is bounded all the same. A warp that has polled WAIT_LIMIT times writes the name of the wait and
- * its block to `wait_record`, pinned memory that the host reads, and faults: the host then reports which wait gave up, where it would
- * else hang.
+ * Only blocks that are guaranteed to be resident together may wait like this, those of a cooperative launch or of a cluster.
+ * Every wait is bounded nevertheless: a warp that has polled WAIT_LIMIT times writes the name of the wait and its block to
+ * `wait_record`, pinned memory that the host reads, and faults. So the host can report which wait failed, instead of hanging.
  */
 /* Polls before a wait gives up: at about 0.7 us each, ten seconds. */
 #define WAIT_LIMIT (1u << 24)

@@ -1,7 +1,7 @@
 /*
  * kv_write, page_gather, page_scatter: one thread per element.
  *
- * A cache is [pages, heads, slots, size] with any strides but 1 at the end. Grid: (chunks of 256 of a token's or page's
+ * A cache is [pages, heads, slots, size] with any strides, the last of which is 1. Grid: (chunks of 256 of a token's or page's
  * elements, tokens or pages up to 65535). Each element is read and written once.
  */
 extern "C" __global__ void kv_write(const __grid_constant__ KvWriteParams p) {
@@ -26,13 +26,13 @@ extern "C" __global__ void kv_write(const __grid_constant__ KvWriteParams p) {
     }
 }
 
-/* Where a page begins. */
+/* The address of a page. */
 __device__ inline CACHE* page_at(const PagedCache& cache, i64 page) { return cache.first + page * cache.strides.page; }
 
 /* Elements of a page. */
 __device__ inline i64 page_size(const PagedCache& cache) { return cache.heads * cache.slots * cache.size; }
 
-/* Element `i` of a page, counted without gaps. */
+/* The address of element `i` of a page, counted without gaps. */
 __device__ inline i64 in_page(const PagedCache& cache, i64 i) {
     i64 size = cache.size, slots = cache.slots;
     return i / (slots * size) * cache.strides.head + i / size % slots * cache.strides.slot + i % size;

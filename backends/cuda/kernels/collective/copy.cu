@@ -1,11 +1,10 @@
 /*
- * Collectives that copy, by peer exchange: exchange.cuh has the protocol. X is any type of the elements' size.
+ * Collectives that copy, by peer exchange; see exchange.cuh for the protocol. X is any type of the elements' size.
+ * spread: each rank writes part p of x to rank p, into its own part of y. With equal parts of x (p.x_part is 0) this is an
+ *     all-gather. If there is a root, only its data is used; without columns this is a barrier.
+ * send, receive: from one rank to another.
  *
- * spread: each rank leaves part p of x at rank p, in the part of y that is its own. With equal parts of x (p.x_part is 0) this gathers.
- *     If there is a root, only its data counts; without columns this is a barrier.
- * send, receive: of one rank to another.
- *
- * Grid: as many blocks as units of data need, at most BLOCKS. The packets of a thread are stored before the first is waited for.
+ * Grid: as many blocks as there are units of data, at most BLOCKS. A thread stores all its packets before it waits for the first.
  */
 extern "C" __global__ void spread(const __grid_constant__ SpreadParams p) {
     wait_for_predecessor();

@@ -1,33 +1,33 @@
 /*
- * How ranks exchange data through the memory of each other.
+ * Protocol by which ranks exchange data through each other's memory.
  *
- * A packet is 8 bytes of data in two words of 64 bits, the upper half of each the flag of the round that the data belongs to. Words of
- * 64 bits are stored and loaded whole, so data that has its flag is there, and no order between stores is needed.
+ * A packet is 8 bytes of data in two 64-bit words; the upper half of each word is the flag of the round. 64-bit words are stored
+ * and loaded atomically, so data with the right flag is complete, and stores need no ordering.
  *
- * Collectives of all ranks. In each round every thread stores `depth` packets at every other rank and waits for as many from each,
- * also where it has no data to exchange. Rounds take turns in two places. A thread that has come to the end of a round has got the
- * packets of that round from every rank, which their threads stored after they had read those of the round before: the place of the
- * round before may be written again. Between kernels the same holds for whole blocks, because a kernel begins when the one in front of it
- * has ended, and every kernel has a round or none on all ranks. So all ranks must launch the same kernels with the same grids over
- * equally many rows, in the same order.
+ * Collectives: in each round every thread stores `depth` packets to every other rank and waits for as many from each, even if it
+ * has no data to exchange. Rounds alternate between two buffers. A thread that has completed a round has received that round's
+ * packets from all ranks, whose threads had read the previous round before they stored them: so the buffer of the previous round
+ * may be overwritten. Across kernels the same holds for whole blocks, because a kernel starts after its predecessor has ended,
+ * and every kernel has a round on all ranks or on none. Therefore all ranks must launch the same kernels with the same grids over
+ * the same number of rows, in the same order.
  *
- * Messages. The sender stores the packets of a round in one of `CREDITS` places, when the same thread of the receiver has taken the
- * packets of the round that was there before, and tells so in the sender's memory. So a sender does not wait for a receiver that has
- * read what was sent before.
+ * Messages: the sender stores the packets of a round in one of `CREDITS` buffers, once the same thread of the receiver has
+ * acknowledged the round that used the buffer before, by a write to the sender's memory. So a sender does not wait for a receiver
+ * that keeps up.
  *
- * Rounds are counted in device memory, by block, so that a graph can be replayed.
+ * Rounds are counted in device memory, per block, so that a graph can be replayed.
  *
- * Every wait ends: with the data, with the word by which the host ends all waits, or after `patience`, when the wait is recorded for
- * the host. What the rank computes from then on is undefined, so a word in its memory keeps this and all later kernels, in whatever
- * group, from storing packets: no other rank takes undefined data for real data.
+ * Every wait ends: with the data, with the host's abort flag, or after `patience`, which is recorded for the host. What the rank
+ * computes afterwards is undefined, so a flag in its memory prevents this and all later kernels, of any group, from storing
+ * packets: no other rank takes undefined data for real data.
  */
 
-/* Polls between looks at the clock and at the host's word. */
+/* Polls between checks of the clock and of the host's abort flag. */
 #define POLLS_BETWEEN_LOOKS 512u
 
 struct Words { u64 first, second; };
 
-/* What the host and kernels tell each other. */
+/* Memory shared by the host and the kernels. */
 struct ExchangeState {
     u32 ended;
     u32 unused;
@@ -54,17 +54,17 @@ __device__ inline u64 nanoseconds() {
     return now;
 }
 
-/* The flag of a round: never that of empty memory. */
+/* The flag of a round; never equal to empty memory. */
 __device__ inline u32 flag_of(u32 round) { return 2 * round + 1; }
 
-/* Data as a packet, and back. */
+/* Packs data into a packet, and unpacks it. */
 __device__ inline Words packed(u64 data, u32 flag) {
     u64 upper = (u64)flag << 32;
     return {upper | (data & 0xffffffffull), upper | (data >> 32)};
 }
 __device__ inline u64 unpacked(Words words) { return (words.first & 0xffffffffull) | words.second << 32; }
 
-/* How a thread waits, and whether what it has is worth sending. */
+/* The state of a thread's waits, and whether its data is valid to send. */
 struct Patience {
     ExchangeState* state;
     u32* failed;
@@ -83,14 +83,14 @@ struct Patience {
         if (!over) store_words(to, packed(data, flag));
     }
 
-    /* Ends this wait and all that follow. */
+    /* Ends this wait and all later ones. */
     __device__ inline bool end() {
         *(volatile u32*)failed = 1;
         over = true;
         return false;
     }
 
-    /* Called with the number of polls of a wait and when it began, 0 at first; whether it goes on. */
+    /* Called after each poll with the number of polls and the start time of the wait, 0 at first; returns whether to continue. */
     __device__ inline bool lasts(u32 polls, u64& began, int peer) {
         if (over) return false;
         if (polls % POLLS_BETWEEN_LOOKS) return true;
@@ -114,7 +114,7 @@ struct Patience {
         }
     }
 
-    /* Waits until a count has come to a number. */
+    /* Waits until a counter has reached a number. */
     __device__ inline void await_count(const u32* from, u32 least, int peer) {
         u64 began = 0;
         for (u32 polls = 1; (int)(load_word(from) - least) < 0; ++polls) {
@@ -123,11 +123,11 @@ struct Patience {
     }
 };
 
-/* The place of a packet among those of a round: neighbours are threads. */
+/* The index of a packet within a round: threads are contiguous. */
 __device__ inline i64 place_of(int depth) { return ((i64)depth * BLOCKS + blockIdx.x) * THREADS + threadIdx.x; }
 #define ROUND_PACKETS ((i64)DEPTH * BLOCKS * THREADS)
 
-/* The unit of data that a thread has in a round. */
+/* The unit of data of a thread in a round. */
 __device__ inline i64 unit_of(i64 round, int depths, int depth) {
     return ((round * depths + depth) * gridDim.x + blockIdx.x) * THREADS + threadIdx.x;
 }
@@ -136,8 +136,8 @@ __device__ inline i64 rounds_of(i64 units, int depths) {
     return (units + each - 1) / each;
 }
 
-/* A plane of elements in one or several parts of equal shape, as units of 8 bytes in the order of elements. WIDE: every unit is 8 aligned
- * bytes of one row. */
+/* A plane of elements in one or several parts of equal shape, as units of 8 bytes in the order of elements. WIDE: every unit is
+ * 8 aligned bytes of one row. */
 #define UNIT ((i64)(8 / sizeof(X)))
 struct Plane {
     X* first;

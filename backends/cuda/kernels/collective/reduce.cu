@@ -1,20 +1,19 @@
 /*
- * Collectives that reduce, by peer exchange: exchange.cuh has the protocol. X is the type of the elements.
+ * Collectives that reduce, by peer exchange; see exchange.cuh for the protocol. X is the type of the elements.
  *
- * Elements are combined in the order of ranks, floats in float and rounded once, so every rank gets the same bits.
+ * Elements are reduced in the order of ranks, floats in f32 and rounded once, so every rank gets the same bits.
+ * one_shot: every rank sends all of x to every other one, and reduces all of it. One exchange.
+ * two_shots: the units of x are divided among the ranks. Every rank receives the others' elements of its share, reduces them, and
+ *     sends the result to all other ranks. Two exchanges, and a fraction of the bytes.
+ * scatter: each rank receives the others' elements of its part of x, and writes the result to y.
  *
- * one_shot: every rank leaves all of x at every other one, and reduces all of it. One flight.
- * two_shots: the units of x are shared out. Every rank gets the others' elements of its share, reduces them, and leaves the result at every
- *     other rank. Two flights, and a fraction of the bytes.
- * scatter: each rank gets the others' elements of its part of x, and leaves the result in y.
- *
- * Grid: as many blocks as units of data need, at most BLOCKS. In place, x and y are the same memory: a thread writes the units that it
- * has read itself.
+ * Grid: as many blocks as there are units of data, at most BLOCKS. In place, x and y are the same memory: a thread writes only
+ * units that it has read itself.
  */
 
 enum { SUM = 1, MAX = 2, MIN = 3, MEAN = 4 };
 
-/* What elements are combined in, and how they come out of it. */
+/* The type in which elements are reduced, and the conversion back. */
 template <typename T> struct Combined {
     typedef float Value;
     static __device__ inline float read(T x) { return widen(x); }
@@ -123,7 +122,7 @@ extern "C" __global__ void one_shot(const __grid_constant__ ReduceParams p) {
     end(p, number);
 }
 
-/* The data of share `rank`: unit `unit` of it, of `share` units. */
+/* Unit `unit` of the share of rank `rank`, which has `share` units. */
 __device__ inline u64 load_share(const Plane& x, i64 rank, i64 share, i64 unit, i64 units) {
     i64 at = rank * share + unit;
     return unit < share && at < units ? x.load(0, at) : 0;

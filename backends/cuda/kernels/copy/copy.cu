@@ -1,7 +1,7 @@
 /*
- * A few words between pinned memory of the host and the device. A copy engine takes microseconds to begin behind a kernel, and
- * so does a kernel behind a copy; this is one more kernel, which overlaps with those around it. One thread per word. Bytes: each
- * word read once and written once, on one side over PCIe.
+ * Copies a few words between pinned host memory and the device. A copy engine takes microseconds to start after a kernel, and so
+ * does a kernel after a copy; this kernel overlaps with its neighbours instead. One thread per word. Bytes: each word is read
+ * once and written once, on one side over PCIe.
  */
 extern "C" __global__ void copy(i64 words, const u32* from, u32* to) {
     launch_dependents_and_wait();

@@ -1,5 +1,5 @@
 /*
- * Attention of the kernel for layers.
+ * Attention in the decoder kernel.
  */
 #if __CUDA_ARCH__ >= 900
 __device__ inline Vector choose(bool first, const Vector& a, const Vector& b) {

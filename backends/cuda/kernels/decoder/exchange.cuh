@@ -1,5 +1,5 @@
 /*
- * The exchange of results between blocks, and small functions that all parts of the kernel for layers use.
+ * The exchange of results between blocks, and small functions that all parts of the decoder kernel use.
  */
 #if __CUDA_ARCH__ >= 900
 /* Loads results of other blocks, bypassing the L1. */

@@ -222,7 +222,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                 if (MIDDLE == GATED) {
                     float inner = apply(a) * b;
 #if EXPERTS
-                    /* The weighted sum of the experts is one product of what is weighted. */
+                    /* The weighted sum of the experts is a single product over the concatenated, weighted activations. */
                     inner *= Choice(m.rule, (u32*)(memory + CHOICE_AT)).weights[low / EXPERT_INNER];
 #endif
                     X y = narrow<X>(inner);
@@ -299,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     position = m.positions[0];
 #endif
     if (tokens.count() <= 0) return;
-    /* A token of no sequence attends to no keys: its attention is zero. */
+    /* A token that belongs to no sequence has no keys: its attention is zero. */
     bool attends = sequences.count() > 0 && start <= 0 && -start < length;
     Share share;
     share.keys = attends ? total : 0;
@@ -390,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
 #endif
         run_product<UP>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (l > 0) {
-            /* No block reads the layer before any more. */
+            /* No block reads the previous layer any more. */
             clear(m.exchange + base - LAYER_BYTES, LAYER_BYTES, ones_at, MULTIPLIERS * GRID);
             clear(partial - PARTIAL_FLOATS, PARTIAL_FLOATS * 4, ones_at, MULTIPLIERS * GRID);
         }

@@ -1,18 +1,18 @@
 /*
- * Packed integers of 4 or 8 bits in the kernel for layers (see weight/packing.rs): their activations as bytes, and their products.
+ * Packed integers of 4 or 8 bits in the decoder kernel (see weight/packing.rs): activations as bytes, and the products.
  *
  * Activations become three bytes each: linear/digits.cuh. A run is one unit of 8 outputs, or two. The 16 rows of m16n8k32 are a
- * unit's 8 outputs for two spans of inputs. The bytes of the first span are in columns 0 to 2, those of the second in 4 to 6, so each
- * lane has sums of one span and of one scale. A step is 8 outputs by 256 inputs. Warps take the steps of a run in turn, on from slot to
- * slot. A warp's steps have the same inputs in every run, so their bytes stay in registers.
+ * unit's 8 outputs for two spans of inputs. The bytes of the first span are in columns 0 to 2, those of the second in 4 to 6, so
+ * each lane has sums of one span and of one scale. A step is 8 outputs by 256 inputs. Warps take the steps of a run in turn,
+ * continuing from slot to slot. A warp's steps have the same inputs in every run, so their bytes stay in registers.
  *
- * A line of 128 bytes is 16 bytes of each output of a unit. Loaded by ldmatrix it has no bank conflicts, and a lane gets one word of
- * four; if lanes loaded the 16 bytes of their output, the four lanes of an output would conflict. So a lane has one word of each piece of 16
- * bytes of a span, and bytes of activations are in that order.
+ * A line of 128 bytes is 16 bytes of each output of a unit. Loaded by ldmatrix it has no bank conflicts, and a lane gets one word
+ * of four; if lanes loaded the 16 bytes of their output, the four lanes of an output would conflict. So a lane has one word of
+ * each 16 bytes of a span, and bytes of activations are in that order.
  *
- * 4 bits: a group is a span, and its scale follows the integers in the slot. Integers in the high halves of bytes are multiplied as 16 times
- * their value; those in the low halves with an offset of 8, which is subtracted from the sum. 8 bits: each output has one scale,
- * applied to its sum.
+ * 4 bits: a group is a span, and its scale follows the integers in the slot. Integers in the high halves of bytes are multiplied
+ * as 16 times their value; those in the low halves with an offset of 8, which is subtracted from the sum. 8 bits: each output has
+ * one scale, applied to its sum.
  */
 #if __CUDA_ARCH__ >= 900 && BITS
 #define SPAN 128
@@ -79,7 +79,7 @@ template <int P> struct Factors<P, false> {
 
     static constexpr __device__ int columns(int piece) { return piece < PIECES - 1 ? COLUMNS : LAST; }
     static constexpr __device__ int each(int piece) { return piece < PIECES - 1 ? EACH : LAST_EACH; }
-    /* The warp's number among those that take the steps of a slot: the first step behind those of the slots before is that of number 0. */
+    /* The warp's rank in the round-robin of steps of a slot: rank 0 takes the first step after those of the previous slots. */
     static __device__ int member(const Thread& t, int piece) {
         const int before = piece * (COLUMNS / (2 * SPAN)) % WARPS;
         return before ? (t.warp + WARPS - before) % WARPS : t.warp;
@@ -88,10 +88,11 @@ template <int P> struct Factors<P, false> {
         const int steps = columns(piece) / (2 * SPAN);
         return (i + 1) * WARPS <= steps || member(t, piece) + i * WARPS < steps;
     }
-    /* The place of a lane's sum of a run. */
+    /* The index of a lane's sum of a run. */
     static __device__ int place(const Thread& t) { return (t.group * 2 + t.part / 2) * WARPS + t.warp; }
 
-    /* Loads step `own` of a slot, which begins at `from`. Registers of steps that the warp does not have keep their values, and are multiplied by zero. */
+    /* Loads step `own` of a slot, which begins at `from`. Registers of steps that the warp does not have keep their values, and
+     * are multiplied by zero. */
     __device__ void load_step(const Thread& t, int piece, int own, const u8* from) {
         const int unit = own / EACH, i = own % EACH;
         if (i >= each(piece) || !has(t, piece, i)) return;
@@ -107,8 +108,8 @@ template <int P> struct Factors<P, false> {
         scale[own] = widen(*(const SCALE*)(from + numbers + (2 * member(t, piece) + t.part / 2) * LINE + t.group * (int)sizeof(SCALE)));
 #endif
     }
-    /* Gives a slot back once all lanes have read it. A vote on the loaded values completes only after the loads have: all lanes have
-     * voted before the slot is given back; a fence would wait for all that others are left, too. */
+    /* Releases a slot once all lanes have read it. A vote on the loaded values completes only after the loads have, so all lanes
+     * have voted before the slot is released; a fence would also wait for results that are being written to other blocks. */
     __device__ void release(const Thread& t, Ring& ring, u32 barriers) const {
         u32 mixed = 0;
 #pragma unroll
@@ -206,8 +207,8 @@ template <int P> struct Factors<P, false> {
             total[i] += factor * (__int_as_float(sum) - x.off[i]);
         }
     }
-    /* A tile: sums of its runs over this warp's inputs, into shared memory. With `more`, weights of the next come in the place of these,
-     * step by step; else what is read behind the last slot is not used. */
+    /* A tile: sums of its runs over this warp's inputs, into shared memory. With `more`, weights of the next tile replace these
+     * step by step; otherwise what is read past the last slot is not used. */
     __device__ void multiply_tile(u32 sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
         float total[RUNS_OF[P]][UNITS][2] = {};
 #pragma unroll

@@ -60,7 +60,7 @@ __device__ inline float2 sums_of_row(float x, float y, float2* scratch) {
 template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vector& v) { *(Vector*)(to + at * 2) = v; }
 #endif
 
-/* Neighbouring elements of the token that a thread normalises together: few, so that many threads take part. */
+/* Consecutive elements of the token that a thread normalises together: few, so that many threads take part. */
 #define TOGETHER (BITS ? 8 : HIDDEN <= 2 * MULTIPLIERS ? 2 : HIDDEN <= 4 * MULTIPLIERS ? 4 : 8)
 #define OWN ((HIDDEN + TOGETHER * MULTIPLIERS - 1) / (TOGETHER * MULTIPLIERS))
 struct Some { u32 word[TOGETHER / 2]; };

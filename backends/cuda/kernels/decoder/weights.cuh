@@ -1,5 +1,5 @@
 /*
- * Weights of the kernel for layers: the ring buffer that the producer warp fills, and the products of its slots.
+ * Weights of the decoder kernel: the ring buffer that the producer warp fills, and the products of its slots.
  */
 #if __CUDA_ARCH__ >= 900
 /* Waits for a barrier of a ring slot. Each slot has two: "full", and 8 bytes further "empty", which all consumer warps arrive at. */
@@ -79,7 +79,7 @@ __device__ inline int unit_of(const Share& share, int lane) {
     return (lane / 2 / WARPS * share.live + share.split) * WARPS + lane / 2 % WARPS;
 }
 
-/* Prefetches into the L2 what a layer reads beside its weights, and its places in the exchange. */
+/* Prefetches into the L2 what a layer reads besides its weights, and its slots in the exchange. */
 __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, const Share& share, int lane, int page) {
     const Layer& layer = table[l];
     fetch_vector(m.exchange + (i64)l * LAYER_BYTES, LAYER_BYTES, lane);
@@ -122,17 +122,17 @@ struct Copier {
     /* The next slot to fill, the oldest one that is in flight, and the number of slots requested so far. */
     Ring ring, landed;
     int asked;
-    /* The clock at which memory has delivered all requested bytes, at the pace that is kept. */
+    /* The clock at which memory has delivered all requested bytes, at the target rate. */
     u32 due;
 
     Pacing pacing;
 
-    /* Waits until `bytes` more may be requested. If all blocks request at the pace of memory, no queue builds up in which exchanged results
-     * would wait, and no block reads at the cost of another. */
+    /* Waits until `bytes` more may be requested. If all blocks request at the rate of memory, no queue builds up in which
+     * exchanged results would wait, and no block slows down another. */
     __device__ void keep_pace(int bytes) {
         if (!pacing.clocks_per_byte) return;
         u32 now = clock_now();
-        /* A clock far ahead is one that has wrapped: the launch may have been suspended for long. */
+        /* A clock far in the future has wrapped: the launch may have been suspended for long. */
         while (due - now - 1 < 1u << 20) now = clock_now();
         if (now - due > pacing.catch_up) due = now - pacing.catch_up;
         due += bytes * pacing.clocks_per_byte >> 16;
@@ -266,8 +266,10 @@ struct Copier {
 };
 
 #if EXPERTS
-/* Chooses the token's experts in a layer, by one warp. Their factors are in `choice` before any slot with weights of experts is full. They
- * stay until the logits of the next layer are complete, which no block can bring about before this one has used the factors. */
+/*
+ * Chooses the token's experts in a layer, by one warp. Their factors are in `choice` before any slot with weights of experts is
+ * full. They remain valid until the logits of the next layer are complete, which requires that this block has used the factors.
+ */
 __device__ inline void choose(const Model& m, const RouterVectors& vectors, const float* logits, const Choice& choice) {
     const Team team = {(int)threadIdx.x % 32, nullptr};
     choose_experts(m.rule, vectors, team, choice, nullptr, [&](int expert) {
@@ -307,7 +309,7 @@ __device__ inline void copy_weights(const Model& m, const Layer* table, const Sh
     }
 }
 
-/* The place of a thread: its warp and lane, and the row group and part of the lane in an mma fragment. */
+/* The indices of a thread: its warp and lane, and the row group and part of the lane in an mma fragment. */
 struct Thread {
     int warp, lane, group, part;
     /* Zero, unknown to the compiler. */
@@ -331,7 +333,7 @@ template <int COLUMNS, int RUN, int TEAMS> struct Weights {
     static constexpr int SETS = RUN == 8 ? 2 : 4;
     static constexpr bool OTHER_INPUTS = RUN == 2;
     static constexpr int SECOND = OTHER_INPUTS ? SETS * 64 : RUN * COLUMNS;
-    /* The place of the second mma's sums among the 16 sums, which are in the order of outputs. */
+    /* The index of the second mma's sums among the 16 sums, which are in the order of outputs. */
     static constexpr int SECOND_SUM = OTHER_INPUTS ? SETS : 8;
     static_assert(COLUMNS * 2 % STEP == 0, "whole sets of inputs");
     struct Inputs { u32 first[2], second[2]; };
@@ -357,8 +359,8 @@ template <int COLUMNS, int RUN, int TEAMS> struct Weights {
         await_phase(barriers + ring.slot * 16, ring.phase);
         return memory + ring.slot * SLOT_BYTES + t.group / SETS * (COLUMNS * 2) + member(t) * STEP + set(t) * 64 + t.part * 16;
     }
-    /* Gives the slot back once all lanes have read it. A vote on the loaded values completes only after the loads have; a fence would
-     * also wait for results that are being written to other blocks. */
+    /* Releases the slot once all lanes have read it. A vote on the loaded values completes only after the loads have; a fence
+     * would also wait for results that are being written to other blocks. */
     __device__ void release(const Thread& t, Ring& ring, u32 barriers) const {
         u32 mixed = 0;
 #pragma unroll
@@ -441,7 +443,7 @@ template <int P> struct Factors<P, true> {
     Slot held;
     typename Slot::Inputs inputs[Slot::EACH];
 
-    /* The place of a lane's first sum of a run. */
+    /* The index of a lane's first sum of a run. */
     static __device__ int place(const Thread& t) { return Slot::place_of_sum(t) * Slot::TEAM + Slot::member(t); }
     /* Loads the first slot, before the activations are complete. */
     __device__ void take_ahead(const Thread& t, Ring& ring, u32 barriers, bool there = true) {
@@ -450,7 +452,7 @@ template <int P> struct Factors<P, true> {
     __device__ void take_inputs(const Thread& t, const u8* activations) {
         if (HELD) Slot::load_inputs(t, activations, inputs);
     }
-    /* Leaves the sums of a run over this warp's inputs in shared memory. With `more`, loads the weights of the next run. */
+    /* Writes the sums of a run over this warp's inputs to shared memory. With `more`, loads the weights of the next run. */
     __device__ void multiply_run(u32 sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
         float c[2][4] = {};
         if constexpr (HELD) {
@@ -463,7 +465,7 @@ template <int P> struct Factors<P, true> {
             }
             take_slot<LAST, RUN>(t, ring, barriers, x, c);
         }
-        /* One lane of four has the column that counts. */
+        /* Only one lane of four has a column that is used. */
         if (t.part == Slot::set(t)) {
             leave_sum(sums, c[0][0] + c[0][3]);
             leave_sum(sums + Slot::SECOND_SUM * (Slot::TEAM * 4), c[1][0] + c[1][3]);

@@ -1,9 +1,9 @@
 /*
  * activation and gated_activation: y = f(x + bias), and y = f(gate + bias) * (up + bias + offset).
  *
- * Grid: (column chunks of 256 threads, rows up to 65535). A thread has one element of the result, or 8 with `gated_activation_wide`,
- * in loads of 16 bytes. Every operand is read once and the result written once. LAYOUT says where gate and up are: 1 in tensors of
- * their own, 2 concatenated, 3 interleaved. Comparisons are written so that NaN passes.
+ * Grid: (column chunks of 256 threads, rows up to 65535). A thread computes one element of the result, or 8 with
+ * `gated_activation_wide`, in loads of 16 bytes. Every operand is read once and the result written once. LAYOUT says where gate
+ * and up are: 1 in separate tensors, 2 concatenated, 3 interleaved. Comparisons are written so that NaN propagates.
  */
 
 #ifndef LAYOUT

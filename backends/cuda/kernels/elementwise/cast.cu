@@ -1,5 +1,5 @@
 /*
- * cast: y = round(x), a thread for each element. Equal types copy bits, which is how `columns` copies a range of columns.
+ * cast: y = round(x), one thread per element. Equal types copy bits, which is how `columns` copies a range of columns.
  *
  * Grid: (column chunks of 256 threads, rows up to 65535). Every element is read once and written once.
  */

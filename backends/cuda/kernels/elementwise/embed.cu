@@ -1,9 +1,9 @@
 /*
- * embed: the row of a token in a table, plus the row of its position in another if there is one. Ids and positions outside their table
- * give zeros.
+ * embed: the row of a token in a table, plus the row of its position in another table if there is one. Ids and positions outside
+ * their table give zeros.
  *
- * Grid: (chunks of 256 columns, tokens up to 65535), a thread for each element; with many tokens one chunk, whose block loops over the
- * row. One row of each table is read per token and one row is written.
+ * Grid: (chunks of 256 columns, tokens up to 65535), one thread per element; with many tokens one chunk, whose block loops over
+ * the row. One row of each table is read per token and one row is written.
  */
 extern "C" __global__ void embed(const __grid_constant__ EmbedParams p) {
     launch_dependents_and_wait();

@@ -1,6 +1,6 @@
 /*
- * The function of an activation. FUNCTION is 1 relu, 2 silu, 3 gelu with erf, 4 gelu with tanh, 5 x / (1 + exp(-1.702 x)), 6 tanh.
- * Comparisons are written so that NaN goes through.
+ * Activation functions. FUNCTION is 1 relu, 2 silu, 3 gelu with erf, 4 gelu with tanh, 5 x / (1 + exp(-1.702 x)), 6 tanh.
+ * Comparisons are written so that NaN propagates.
  */
 __device__ inline float apply(float x) {
 #if FUNCTION == 1
@@ -22,7 +22,7 @@ __device__ inline float apply(float x) {
 #endif
 }
 
-/* The function of a gate times the other half plus an offset, both clamped if there is a limit. */
+/* The function of a gate times the up element plus an offset, both clamped if there is a limit. */
 __device__ inline float gated(float gate, float up, float limit, float up_offset) {
     if (limit > 0.0f) {
         if (gate > limit) gate = limit;
@@ -33,8 +33,8 @@ __device__ inline float gated(float gate, float up, float limit, float up_offset
 }
 
 /*
- * The same for results of 16 bits, to 2^-17 relative: by the hardware's powers of 2 and reciprocals. A power so small that it is
- * flushed makes no difference to a sum with 1.
+ * The same for 16-bit results, with a relative error of 2^-17: uses the hardware's powers of 2 and reciprocals. A power so small
+ * that it is flushed to zero makes no difference in a sum with 1.
  */
 __device__ inline float apply_quickly(float x) {
 #if FUNCTION == 2 || FUNCTION == 4

@@ -1,5 +1,5 @@
 /*
- * gather_rows: y[r] = x[index[r]], a thread for each element. Indices outside x are skipped.
+ * gather_rows: y[r] = x[index[r]], one thread per element. Indices outside x are skipped.
  *
  * Grid: (column chunks of 256 threads, rows up to 65535). Every gathered element is read once and written once.
  */

@@ -1,9 +1,9 @@
 /*
- * rope: rotary embedding, a thread for each pair of a head and for each element that is copied unrotated.
+ * rope: rotary embedding, one thread for each pair of a head and for each element that is copied unrotated.
  *
- * Grid: (chunks of 256 items of a row, rows up to 65535). Every element is read once and written once. The angle is a product rounded
- * once; sine and cosine reduce their argument exactly, however large it is. NEIGHBOURS says whether a pair is two neighbours, or
- * elements that are `pairs` apart.
+ * Grid: (chunks of 256 items of a row, rows up to 65535). Every element is read once and written once. The angle is a product
+ * rounded once; sine and cosine reduce their argument exactly, however large it is. With NEIGHBOURS a pair is two neighbouring
+ * elements, otherwise two elements that are `pairs` apart.
  */
 extern "C" __global__ void rope(const __grid_constant__ RopeParams p) {
     launch_dependents_and_wait();

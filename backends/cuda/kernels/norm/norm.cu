@@ -1,9 +1,9 @@
 /*
- * rms_norm, layer_norm, add_rms_norm: one block per row (and group), which owns all of it.
+ * rms_norm, layer_norm, add_rms_norm: one block per row (and group).
  *
- * Grid: (groups of a row, rows up to 65535), up to 1024 threads. Every element is read from memory once and then found in the L1;
- * the result is written once. Sums in f32: each thread adds its own elements, then the block in a fixed order, so that a
- * row's result depends on that row alone.
+ * Grid: (groups of a row, rows up to 65535), up to 1024 threads. Every element is read from memory once, and again from the L1;
+ * the result is written once. Sums are in f32: each thread adds its own elements, then the block adds in a fixed order, so a
+ * row's result depends on that row only.
  */
 extern "C" __global__ void rms_norm(const __grid_constant__ RmsNormParams p) {
     launch_dependents_and_wait();
@@ -24,9 +24,9 @@ extern "C" __global__ void rms_norm(const __grid_constant__ RmsNormParams p) {
 }
 
 /*
- * The same, 8 elements at a time. There are as many blocks as multiprocessors have room for. A thread that has no more than two
- * such pieces of a row keeps their weights, which are as many bytes as the row or twice that, and reads the next row before it adds
- * up the one in hand; the first ahead of the extent, as the memory of a row past it is there too.
+ * The same, 8 elements at a time, with as many blocks as are resident at once. A thread that has at most two vectors of a row
+ * keeps the norm's weights in registers, and loads the next row before it adds up the current one; the first row is loaded before
+ * the extent is known, as rows past it have memory too.
  */
 extern "C" __global__ void rms_norm_wide(const __grid_constant__ RmsNormParams p) {
     launch_dependents_and_wait();
@@ -94,7 +94,7 @@ extern "C" __global__ void rms_norm_wide(const __grid_constant__ RmsNormParams p
     }
 }
 
-/* r = a + alpha * b, y = rms_norm(r): the norm reads the sum before it is rounded. */
+/* r = a + alpha * b, y = rms_norm(r): the norm uses the sum before it is rounded. */
 extern "C" __global__ void add_rms_norm(const __grid_constant__ AddRmsNormParams p) {
     launch_dependents_and_wait();
     i64 rows = p.extent.count();
@@ -124,7 +124,7 @@ extern "C" __global__ void layer_norm(const __grid_constant__ LayerNormParams p)
         float sum = 0.0f;
         for (i64 i = threadIdx.x; i < p.width; i += blockDim.x) sum += widen(from[i]);
         float mean = block_sum(sum) / (float)p.width;
-        /* What the mean lost to rounding is found again: with a large mean it is not small beside the deviations. */
+        /* Corrects the mean for its rounding error, which for a large mean is not small compared with the deviations. */
         float squares = 0.0f, rest = 0.0f;
         for (i64 i = threadIdx.x; i < p.width; i += blockDim.x) {
             float value = widen(from[i]) - mean;

@@ -1,11 +1,11 @@
 /*
- * quant_per_token, alone and behind a norm or an activation: scales[m] = max_k |v[m, k]| / 127, y = round(v / scale), with v the
- * row, normed or activated and not rounded in between. FRONT says what is in front: 0 nothing, 1 rms_norm, 2 layer_norm, 3 a
- * function of each element, 4 a function of the first half times the other (LAYOUT as in activation.cu).
+ * quant_per_token, alone or fused with a preceding norm or activation: scales[m] = max_k |v[m, k]| / 127, y = round(v / scale),
+ * where v is the row, normalised or activated without intermediate rounding. FRONT is the preceding op: 0 none, 1 rms_norm, 2
+ * layer_norm, 3 a function of each element, 4 a function of the first half times the second (LAYOUT as in activation.cu).
  *
- * A block has a row. With OWN > 0 a thread keeps its elements in registers, OWN times 8 of them, read in loads of 16 bytes; else
- * they are computed again for each pass, element by element. Sums and maxima are made in an order that depends on the row's
- * length alone. Grid: (rows). Bytes: the row once, a byte for each element back.
+ * One block per row. With OWN > 0 a thread keeps its elements in registers, OWN times 8 of them, loaded 16 bytes at a time;
+ * otherwise they are recomputed for each pass, element by element. The order of sums and maxima depends only on the row's length.
+ * Grid: (rows). Bytes: the row once, and one byte per element of the result.
  */
 #define NOTHING 0
 #define RMS 1
@@ -28,8 +28,8 @@ __device__ inline float activate(float x, float other, float limit) {
 }
 
 /*
- * The largest and the sum of a block, in every thread; the sum in the same order every time. Whoever leaves what its warp found has
- * met the others once since they read that place: `turn` is 0 and 1 in turns.
+ * The maximum and the sum of a block, in every thread; the sum in the same order every time. `turn` alternates between 0 and 1
+ * and selects one of two buffers: between a read of a buffer and the next write there is a barrier.
  */
 __device__ inline float2 block_maximum_and_sum(float most, float sum, int turn) {
     __shared__ float2 partial[2][32];
@@ -42,7 +42,7 @@ __device__ inline float2 block_maximum_and_sum(float most, float sum, int turn) 
     return make_float2(warp_maximum(both.x), warp_sum(both.y));
 }
 
-/* The largest of a block, in every thread. */
+/* The maximum of a block, in every thread. */
 __device__ inline float block_maximum(float x, int turn) {
     __shared__ float partial[2][32];
     int lane = threadIdx.x % 32;
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(const __grid_co
 #endif
         }
     };
-    /* A block's first row is there whether it is real or not: read along with what says so. */
+    /* The first row of a block has memory whether it is within the extent or not, so it is loaded together with the extent. */
     const Extent::Loaded loaded = p.extent.load();
     read(blockIdx.x);
 #if FRONT == RMS
@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(const __grid_co
             }
         }
         squares = block_sum(squares) / (float)p.columns;
-        /* What the mean lost to rounding is found again. */
+        /* Corrects the mean for its rounding error. */
         rest = block_sum(left) / (float)p.columns;
         squares -= rest * rest;
         squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
@@ -154,7 +154,8 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(const __grid_co
         }
 #endif
 #if FRONT == RMS
-        /* What is the same for all of a row comes last, so that one round finds the squares and the largest. */
+        /* The factor common to the whole row is applied last, so that a single reduction computes both the squares and the
+         * maximum. */
         float squares = 0.0f;
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {

@@ -1,6 +1,6 @@
-/* How a row is quantised: its largest value, 127 of which the scale is, and integers by it. */
+/* Quantises a row: its maximum, its scale (maximum / 127), and the rounded integers. */
 
-/* The largest of a warp, in every lane; none is below 0 or NaN, so that their bits compare as they do. */
+/* The maximum over a warp, in every lane. No value is negative or NaN, so their bits compare as integers. */
 __device__ inline float warp_maximum(float x) {
 #if __CUDA_ARCH__ >= 800
     u32 most;
@@ -12,7 +12,7 @@ __device__ inline float warp_maximum(float x) {
 #endif
 }
 
-/* To 2^-23 relative. */
+/* With a relative error of 2^-23. */
 __device__ inline float reciprocal(float x) {
     float y;
     asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -25,10 +25,10 @@ __device__ inline int quantise(float value, float scale) {
 }
 
 /*
- * Eight values as bytes, given about 1 / scale: up to 127 the product with it is within 4e-5 of the quotient, so both are rounded to
- * the same integer where the product is no closer than that to the middle of two. So there is no division, and no branch for each,
- * where all eight are far enough from it; else all are divided, as is what is not finite. The sum with 1.5 * 2^23 has the integer in
- * its last bits.
+ * Rounds eight values to bytes, given about 1 / scale. Up to 127 the product with it is within 4e-5 of the quotient, so both
+ * round to the same integer unless the product is that close to the middle between two integers. If all eight are far enough from
+ * it, no division is needed; otherwise all eight are divided, also if one is not finite. Adding 1.5 * 2^23 leaves the integer in
+ * the last bits.
  */
 __device__ inline uint2 quantise_eight(const float (&value)[8], float scale, float inverse) {
     const float shift = 12582912.0f;

@@ -1,18 +1,18 @@
 /*
  * argmax: SPLITS blocks of 512 threads share a row. Grid: (splits, rows). Reads the row once, 16 bytes at a time if it is
- * aligned; each thread keeps its best, then warps and the block agree on the largest, the lowest index on ties. Blocks leave
- * their best in scratch memory, and the one that comes last takes the best of those: the order does not matter. The counter
- * that finds it is back at 0 afterwards. NaN counts as minus infinity.
+ * aligned; each thread keeps its best element, then warps and the block reduce to the largest, the lowest index on ties. Blocks
+ * write their best to scratch memory, and the block that finishes last reduces those, whose order does not matter; it also resets
+ * the counter to 0. NaN counts as minus infinity.
  *
- * Bytes: the row, most likely from the L2, where the product in front has left it. Floor: three dependent reads.
+ * Bytes: the row, usually from the L2, where the preceding product wrote it. Floor: three dependent reads.
  */
 #define THREADS 512
-/* Loads under way at once. */
+/* Loads in flight at once. */
 #define AHEAD 4
 
 struct Best { float value; int index; };
 
-/* NaN is no candidate; minus infinity is one, so that the first of a row without numbers above it wins. */
+/* NaN is never selected; minus infinity is, so that the first element of a row without larger numbers wins. */
 __device__ inline Best better(Best a, Best b) {
     bool second = b.index >= 0 && (a.index < 0 || b.value > a.value || (b.value == a.value && b.index < a.index));
     return second ? b : a;
@@ -40,14 +40,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) argmax(const __grid_consta
     launch_dependents_and_wait();
     i64 rows = p.extent.count();
     for (i64 row = blockIdx.y; row < rows; row += gridDim.y) {
-        /* `numbers` says whether there is anything but NaN: those are kept apart from minus infinity. */
+        /* `numbers` is false if all elements are NaN, to distinguish them from minus infinity. */
         Best best = {-infinity(), -1};
         bool numbers = false;
         const X* from = p.x.row(row);
         auto consider = [&](float value, int index) {
             if (is_nan(value)) return;
             numbers = true;
-            /* A thread's indices grow, so the first of equal ones stays. */
+            /* The indices of a thread increase, so the first of equal elements is kept. */
             if (best.index < 0 || value > best.value) best = {value, index};
         };
         const int width = VECTORS ? Lanes<X>::count : 1, step = SPLITS * THREADS * width;
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) argmax(const __grid_consta
 #else
         for (i64 i = first; i < p.columns; i += step) consider(widen(from[i]), (int)i);
 #endif
-        /* NaN counts as minus infinity: it is only chosen where nothing is above that, and then the first element is. */
+        /* NaN counts as minus infinity: if nothing is larger, the first element is selected. */
         if (best.value == -infinity()) best = {-infinity(), numbers ? 0 : -1};
         best = best_of_block(best, partial);
 #if SPLITS > 1

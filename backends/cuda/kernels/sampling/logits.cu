@@ -1,10 +1,10 @@
 /*
- * logit_process: a thread takes TURNS pieces of WIDTH neighbouring logits, all read before the first is needed. Grid: (chunks of
- * 256 * WIDTH * TURNS of the vocabulary, rows up to 65535). Reads the logit, the count where a penalty asks for it and, if there,
- * bias and mask bit; writes one f32. WIDTH is 4 where all rows begin at multiples of 16 bytes, else 1.
+ * logit_process: a thread processes TURNS vectors of WIDTH neighbouring logits, all loaded before the first is used. Grid:
+ * (chunks of 256 * WIDTH * TURNS of the vocabulary, rows up to 65535). Reads the logit, the count if a penalty needs it and, if
+ * present, bias and mask bit; writes one f32. WIDTH is 4 if all rows begin at multiples of 16 bytes, else 1.
  *
- * Logits do not depend on the request, so they are on their way while it is looked up. A thread for each logit took 182 us for
- * 128 rows of 128256 on an H200, where memory needs 46: three reads, each waiting for the one before, for 4 bytes of each.
+ * The addresses of logits do not depend on the request, so they are loaded while the request is looked up. With one thread per
+ * logit, 128 rows of 128256 took 182 us on an H200, where the memory traffic needs 46: three dependent reads of 4 bytes each.
  */
 #define THREADS 256
 

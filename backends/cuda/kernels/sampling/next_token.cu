@@ -1,18 +1,18 @@
 /*
  * next_token: from the logits of one row to its token, recorded: `logit_process`, `sample` and `commit_tokens` in one launch.
  *
- * Grid: a block of 1024 threads for each chunk of 4096 tokens. A thread takes four logits, processes and keeps them, and its block
- * leaves what there is in the chunk. The block that is through last puts the chunks together, with the filters if there are any,
- * and records the token: all others have read the counts by then. To the bit what the kernels by themselves give.
+ * Grid: one block of 1024 threads for each chunk of 4096 tokens. A thread processes and stores four logits, and its block writes
+ * the summary of its chunk. The block that finishes last merges the chunks, applies filters if there are any, and records the
+ * token: by then all other blocks have read the counts. The result is bit-identical to that of the separate kernels.
  *
- * Memory is not what takes the time of one row: what waits for each other does, and launches. The four kernels took 9 us for
- * 128256 logits on an H200, of which reads and writes need 0.5.
+ * One row is bounded by latency and launches, not by memory: the four separate kernels took 9 us for 128256 logits on an H200, of
+ * which reads and writes need 0.5.
  */
 extern "C" __global__ void __launch_bounds__(1024) next_token(const __grid_constant__ NextTokenParams p) {
     __shared__ bool is_last;
     launch_dependents_and_wait();
     int begin = blockIdx.x * CHUNK, thread = threadIdx.x, at = begin + thread * 4;
-    /* All that waits for nothing is read at once; with fewer rows than one its memory is there all the same. */
+    /* All loads that do not depend on others are issued at once, even before the extent is known, as the memory exists. */
     i64 request = p.requests[0], commit = p.commits[0];
     int position = p.positions[0];
     float x[1][4];

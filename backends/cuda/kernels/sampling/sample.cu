@@ -1,28 +1,28 @@
 /*
- * Two kernels: what there is in a row, chunk by chunk, and what is drawn from it.
+ * Two kernels: one summarises the chunks of a row, the other samples from the summaries.
  *
- * sample_chunks: a block of 256 threads for each chunk of 4096 tokens. Grid: (rows, chunks). Reads its chunk once, all at once
- * and before it knows its request, for the largest logit, the sum of exponentials and the draw from all tokens. Chunks are the
- * same for any number of rows, and so are results. One block for each row took 77 us for 128 greedy rows of 128256 on an H200,
- * where memory needs 15: few loads under way, and one exponential waiting for the other. A draw is worth its logarithms only
- * if the noise can be large enough for it to win, which the leading zeros of the random word tell, and worth the word only if
- * any noise can.
+ * sample_chunks: one block of 256 threads for each chunk of 4096 tokens. Grid: (rows, chunks). Loads its whole chunk at once,
+ * before it knows the request, and computes the largest logit, the sum of exponentials and the unfiltered sample. Chunks do not
+ * depend on the number of rows, so neither do results. With one block per row, 128 greedy rows of 128256 took 77 us on an H200,
+ * where memory needs 15: few loads in flight, and dependent exponentials. The logarithms of a token's Gumbel noise are computed
+ * only if the leading zeros of its random word show that the noise may be large enough to win, and the random word only if any
+ * noise could be.
  *
- * sample: one block of 1024 threads for each row, of which one warp puts the chunks together. For rows with filters, which
- * need to know the whole row, the block draws again by itself.
+ * sample: one block of 1024 threads per row, of which one warp merges the chunks. For rows with filters, which depend on the
+ * whole row, the block samples again.
  *
- * The filters keep the first so many tokens of the order "larger x first, lower id first among equals", so all of them
- * together are one bound: (value, id). It is found without sorting, by narrowing down the value four bits at a time: a pass
- * counts, for each of 15 thresholds, the tokens at or above it (top-k) or their mass (top-p), and keeps the highest
- * threshold that reaches the target. Masses are whole numbers, so that the order of summing does not matter: exp(x - max)
- * in units of 2^-40. Ties at the bound are kept by id, found the same way.
+ * The filters keep a prefix of the tokens in the order "larger x first, lower id first among equals", so all of them together are
+ * one bound: (value, id). It is found without sorting, by a radix search of the value, four bits per pass: a pass counts, for
+ * each of 15 thresholds, the tokens at or above it (top-k) or their mass (top-p), and keeps the highest threshold that reaches
+ * the target. Masses are integers, exp(x - max) in units of 2^-40, so that the order of summation does not matter. Ties at the
+ * bound are kept by id, found the same way.
  *
- * Passes of `sample` over a row with filters, which stays in the L2: 1 for the draw, 8 for top-k, 1 + 8 for top-p, 6 more where
+ * Passes of `sample` over a row with filters, which stays in the L2: 1 for the sample, 8 for top-k, 1 + 8 for top-p, 6 more if
  * ties are cut.
  */
 #define WARPS 8
 #define THREADS (WARPS * 32)
-/* Vectors of four tokens that a thread of `sample_chunks` has under way. */
+/* Vectors of four tokens that a thread of `sample_chunks` has in flight. */
 #define AHEAD 4
 
 extern "C" __global__ void __launch_bounds__(THREADS) sample_chunks(const __grid_constant__ SampleParams p) {
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(1024) sample(const __grid_constant_
     int lane = threadIdx.x % 32;
     const Share* shares = p.shares + at * p.chunks;
     Share share = {0.0, none(), none(), 0};
-    /* Read ahead of what says whether it is wanted. */
+    /* Loaded before it is known whether it is needed. */
     if (lane < p.chunks) share = shares[lane];
     i64 request = p.requests[at];
     if (request < 0 || request >= p.capacity) {

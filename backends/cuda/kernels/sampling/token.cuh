@@ -1,6 +1,6 @@
 /*
- * From logits to a token: what the kernels of this folder share. Chunks of CHUNK tokens of a row are looked through by `leave_share`,
- * and `choose` puts them together. The filters are said in `sample.cu`.
+ * From logits to a token; shared by the kernels of this folder. `leave_share` summarises chunks of CHUNK tokens of a row, and
+ * `choose` merges them. sample.cu describes the filters.
  */
 #define UNIT 1099511627776.0f
 
@@ -21,13 +21,13 @@ struct Row {
 
     __device__ float scaled(float logit) const { return logit / temperature + 0.0f; } /* -0 becomes 0 */
     __device__ float value(i64 i) const { return scaled(logits[i]); }
-    /* NaN and minus infinity are never drawn. */
+    /* NaN and minus infinity are never sampled. */
     __device__ bool drawable(float x) const { return x > -infinity(); }
     __device__ float weight(float x) const { return x == largest ? 1.0f : expf(x - largest); }
     __device__ u64 mass(float x) const { return (u64)(weight(x) * UNIT); }
 };
 
-/* The bound: tokens above `value`, and those equal to it up to id `last`. */
+/* The bound of the filters: keeps tokens above `value`, and those equal to it up to id `last`. */
 struct Bound {
     u32 value;
     i64 last;
@@ -44,8 +44,8 @@ __device__ u64 block_sum_whole(u64 x) {
 }
 
 /*
- * The highest 32-bit threshold whose tokens, each measured by `measure(i, key)`, together reach `target`. `key_of` gives
- * the token's place in the order; higher is earlier. `Amount` holds what a thread measures.
+ * The highest 32-bit threshold whose tokens, each measured by `measure(i, key)`, together reach `target`. `key_of` gives a
+ * token's sort key; a higher key comes earlier. `Amount` accumulates a thread's measures.
  */
 template <typename Amount, typename Key, typename Measure>
 __device__ u32 threshold(i64 columns, u64 target, Key key_of, Measure measure) {
@@ -78,7 +78,7 @@ __device__ u32 threshold(i64 columns, u64 target, Key key_of, Measure measure) {
     return found;
 }
 
-/* The id of the `wanted`-th token, from the lowest id on, among those whose key is `value`. */
+/* The id of the `wanted`-th token, counted from the lowest id, among those whose key is `value`. */
 __device__ i64 tie(const Row& row, u32 value, u64 wanted) {
     auto key_of = [&](i64 i, u32& key) {
         float x = row.value(i);
@@ -169,10 +169,11 @@ __device__ float gumbel(u32 word) {
     return -logf(-log1pf(-v));
 }
 
-/* No noise of a word is above this, by its leading zeros: -ln(-ln(1 - v)) is at most -ln v, and a step is more than ln 2. */
+/* An upper bound of the noise of a random word, from its leading zeros: -ln(-ln(1 - v)) is at most -ln v, and each leading zero
+ * adds less than ln 2. */
 __device__ inline float most_noise(u32 word) { return (float)(__clz((int)word) + 1) * 0.6932f; }
 
-/* A score and the token it belongs to; -1 if there is none. */
+/* A score and its token; -1 if there is none. */
 struct Best {
     float score;
     int index;
@@ -195,7 +196,7 @@ struct Best {
 
 __device__ inline Best none() { return {-infinity(), -1}; }
 
-/* The largest score of a block of 1024, of the lowest token on ties. */
+/* The largest score of a block of 1024; the lowest token on ties. */
 __device__ Best block_best(Best best) {
     __shared__ Best bests[32];
     best.agree();
@@ -217,7 +218,7 @@ __device__ inline double warp_sum_wide(double x) {
     return x;
 }
 
-/* What was found in a chunk of a row: its largest logit, the sum of exponentials below that, its draw. */
+/* The summary of a chunk of a row: its largest logit, the sum of exponentials relative to it, its sample. */
 struct alignas(16) Share {
     double sum;
     Best first, drawn;
@@ -225,7 +226,7 @@ struct alignas(16) Share {
 };
 static_assert(sizeof(Share) == SHARE, "Share as large as in Rust");
 
-/* How a request samples. */
+/* The sampling parameters of a request. */
 struct Settings {
     float temperature, top_k, top_p, min_p;
     u32 key0, key1, position;
@@ -239,14 +240,14 @@ struct Settings {
     }
 };
 
-/* Where what a thread has in its piece `u` at `k` stands in the row. */
+/* The index in the row of element `k` of a thread's vector `u`. */
 template <int WARPS> __device__ inline int index_of(int begin, int u, int k) {
     return begin + (u * WARPS * 32 + (int)threadIdx.x) * 4 + k;
 }
 
 /*
- * What there is in a chunk, of which a block of WARPS warps has PIECES vectors of four in each thread. What is past the last token
- * is minus infinity. Sums are in one order for any number of warps: that of eight.
+ * Summarises a chunk, which a block of WARPS warps holds as PIECES vectors of four per thread. Elements past the last token are
+ * minus infinity. The order of sums does not depend on the number of warps: it is that of eight.
  */
 template <int PIECES, int WARPS>
 __device__ void leave_share(float (&x)[PIECES][4], int begin, i64 columns, const float* row_of_logits, const Settings& settings,
@@ -279,7 +280,7 @@ __device__ void leave_share(float (&x)[PIECES][4], int begin, i64 columns, const
     top = warp_largest(tops[lane % WARPS]);
     bool any = top > -infinity();
     if (any && own_top == top) {
-        /* Rarely more than one thread. */
+        /* Rarely executed by more than one thread. */
         int index = 0x7fffffff;
 #pragma unroll
         for (int u = PIECES - 1; u >= 0; --u) {
@@ -289,7 +290,7 @@ __device__ void leave_share(float (&x)[PIECES][4], int begin, i64 columns, const
         atomicMin(&first, index);
     }
 
-    /* Four at a time in f32, and these as doubles. */
+    /* Sums four at a time in f32, and these sums in f64. */
     double sum = 0.0;
 #pragma unroll
     for (int u = 0; u < PIECES; ++u) {
@@ -345,14 +346,14 @@ __device__ void leave_share(float (&x)[PIECES][4], int begin, i64 columns, const
 }
 
 /*
- * Puts the chunks of a row together, and draws again where filters have to know the whole row. A block of 1024, or a warp where
- * there are no filters: all of its threads come here with the first chunk that is theirs. The token, or -1, and the logarithm of
- * its probability are in thread 0.
+ * Merges the chunks of a row, and samples again if filters depend on the whole row. Called by a block of 1024, or by one warp if
+ * there are no filters; `first` is the thread's own first chunk. Thread 0 gets the token, or -1, and the logarithm of its
+ * probability.
  */
 __device__ inline void choose(const float* logits, i64 columns, const Settings& settings, bool filtered, const Share* shares,
                               i64 chunks, Share share, int& id, float& log_probability) {
     int lane = threadIdx.x % 32;
-    /* Every warp for itself. */
+    /* Every warp by itself. */
     Best first = share.first, drawn = share.drawn;
     for (i64 chunk = lane + 32; chunk < chunks; chunk += 32) {
         first.consider(shares[chunk].first.score, shares[chunk].first.index);
@@ -360,7 +361,7 @@ __device__ inline void choose(const float* logits, i64 columns, const Settings& 
     }
     first.agree();
     drawn.agree();
-    /* Sums of chunks are below their own largest logit. */
+    /* The sums of chunks are relative to each chunk's own largest logit. */
     auto below = [&](const Share& part) -> double {
         if (part.first.index < 0) return 0.0;
         return part.sum * (part.first.score == first.score ? 1.0f : expf(part.first.score - first.score));
@@ -386,7 +387,7 @@ __device__ inline void choose(const float* logits, i64 columns, const Settings& 
         id = block_best(best).index;
     }
     if (threadIdx.x == 0) {
-        /* Of the logits as they are: a double holds the sum of any vocabulary. */
+        /* The log probability is that of the logits before temperature and filters. In f64 the sum is accurate for any vocabulary. */
         float logit = id < 0 || id == first.index ? first.score : row.logits[id];
         log_probability = id < 0 ? 0.0f : logit == first.score ? (float)-log(sum) : (float)((double)(logit - first.score) - log(sum));
     }

@@ -1,18 +1,18 @@
 /*
- * prepare_step and commit_tokens: the request table.
+ * prepare_step and commit_tokens: update the request table.
  *
- * prepare_step: block 0 owns everything but the tables. A thread takes a sequence: a scan of their lengths tells where its
- * tokens go, and if it brings one, it puts that there; sequences that bring more have a team of warps, as large as there are
- * warps for them. The other blocks copy one row of the block table each. A few kilobytes; bounded by its launch and by what
- * waits for each other: what the step says, with how much of it is real, all at once, as the memory is there in any case; then
- * the requests' rows of the table; then their pages.
+ * prepare_step: block 0 computes everything except the block tables. One thread per sequence: a scan of the sequences' lengths
+ * gives the row of its first token, which the thread writes; sequences of several tokens are written by teams of warps, which
+ * share the available warps evenly. Every other block copies one row of the block table. A few kilobytes; bounded by the launch
+ * and by a chain of three dependent reads: the step's inputs together with the extent (their memory always exists), the requests'
+ * rows of the table, and their pages.
  *
  * commit_tokens: one thread per row.
  */
-/* The most threads of a block of prepare_step, and the tokens whose positions it remembers. */
+/* Maximum threads of a block of prepare_step, and tokens whose positions it keeps in shared memory. */
 #define MOST 1024
 
-/* What a sequence of several tokens brings. */
+/* The tokens of a sequence with several tokens. */
 struct Piece { int start, brings, first, source, request; };
 
 __device__ inline i64 warp_sum_up_to(i64 x) {
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(MOST) prepare_step(const __grid_con
         i64 brings = !known ? 0 : source < 0 ? 1 : bounded > 0 ? bounded : 0;
         i64 up_to = warp_sum_up_to(brings);
         if (lane == 31) sums[warp] = up_to;
-        /* Behind this, what was set to -1 may be overwritten, too. */
+        /* After this barrier, what was set to -1 may be overwritten, too. */
         __syncthreads();
         i64 of_warps = warp_sum_up_to(lane < warps ? sums[lane] : 0);
         i64 before = __shfl_sync(0xffffffffu, of_warps, warp > 0 ? warp - 1 : 0);
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(MOST) prepare_step(const __grid_con
         if (runs) p.length[request] = (int)(first + brings);
         if (!__syncthreads_or(several)) continue;
 
-        /* As many threads for each sequence as there are. */
+        /* Divides the threads evenly among the sequences. */
         i64 here = sequences - base < blockDim.x ? sequences - base : blockDim.x;
         int teams = here < warps ? (int)here : warps, members = warps / teams * 32;
         if (thread / members < teams) {
