@@ -69,7 +69,7 @@ impl EnginePlan {
     /// # Errors
     /// [`EngineError::DoesNotFit`] if a rank has too little memory; the other processes get the error too.
     fn check_memory(&self) -> Result<()> {
-        let needed: u64 = self.memory_of_ranks().map(|memory| memory.streamed).sum();
+        let needed: u64 = self.memory_of_ranks().map(|memory| memory.host).sum();
         let available = available_host_memory().filter(|available| needed > *available);
         let lacking = self.memory_of_ranks().find_map(|memory| Some((memory.missing()?, memory)));
         let fits = match lacking {

@@ -50,8 +50,8 @@ pub enum EngineError {
 
     /// The weights of streamed layers do not fit into the memory of the host.
     #[error(
-        "streamed weights do not fit into host memory: {} are needed, {} are available\nhint: --quantize w8a16 or w4a16, a larger \
-         --gpu-memory, or a machine with more memory",
+        "streamed weights do not fit into host memory: {} are needed, {} are available\nhint: --weights-in disk:FOLDER reads layers \
+         from disk; or --quantize w8a16 or w4a16, a larger --gpu-memory or --host-memory, or a machine with more memory",
         Bytes(*needed),
         Bytes(*available)
     )]

@@ -23,8 +23,13 @@ pub struct MemoryPlan {
     pub draft: Option<Box<Self>>,
     /// Host memory for the pages of requests that are pre-empted. Not part of the total.
     pub swap: u64,
-    /// Host memory for the packed weights of streamed layers. Not part of the total.
+    /// Packed weights of streamed layers, which each step copies to the device. Not part of the total.
     pub streamed: u64,
+    /// Host memory for streamed layers: those that are kept in it, and buffers for those that are read from disk. Not part of the
+    /// total.
+    pub host: u64,
+    /// Packed weights that each step reads from disk. Not part of the total.
+    pub disk: u64,
     /// Free memory of the device, if the device reports it.
     pub available: Option<u64>,
 }
@@ -94,7 +99,10 @@ impl fmt::Display for MemoryPlan {
             writeln!(f, "  {name:width$} {:>10}", Bytes(bytes).to_string())?;
         }
         if self.streamed > 0 {
-            writeln!(f, "  {:width$} {:>10}", "host, for weights", Bytes(self.streamed).to_string())?;
+            writeln!(f, "  {:width$} {:>10}", "host, for weights", Bytes(self.host).to_string())?;
+        }
+        if self.disk > 0 {
+            writeln!(f, "  {:width$} {:>10}", "disk, read each step", Bytes(self.disk).to_string())?;
         }
         if self.swap > 0 {
             writeln!(f, "  {:width$} {:>10}", "host, for swapping", Bytes(self.swap).to_string())?;

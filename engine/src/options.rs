@@ -99,6 +99,9 @@ pub struct EngineOptions {
     pub speculation: Option<Speculation>,
     /// Where the weights of layers are kept. In host memory, they are copied to the device for every step.
     pub weights_in: WeightsIn,
+    /// With [`WeightsIn::Disk`], the bytes of host memory that streamed weights may take, for each rank; half of what is available if
+    /// absent.
+    pub host_memory: Option<u64>,
     /// If layers are streamed, the maximum number of layers that stay on the device; as many as fit if absent.
     pub resident_layers: Option<usize>,
     /// How weights are quantised at load, and activations in each step; off by default.
@@ -140,6 +143,7 @@ impl Default for EngineOptions {
             batch_invariant: false,
             speculation: None,
             weights_in: WeightsIn::default(),
+            host_memory: None,
             resident_layers: None,
             quantize: None,
             calibration: None,

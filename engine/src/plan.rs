@@ -40,7 +40,7 @@ mod traffic;
 
 use crate::{
     error::{EngineError, Result},
-    memory::MemoryPlan,
+    memory::{MemoryPlan, available_host_memory},
     options::{EngineOptions, Speculation, WeightsIn},
     processes::Processes,
 };
@@ -60,8 +60,8 @@ pub(crate) use programs::StepPrograms;
 use programs::preferred_type;
 use std::sync::Arc;
 pub(crate) use step_interface::{SegmentSet, StepInput, StepOutput, StepSegment, StepSize, StepState};
+pub(crate) use stream::{DiskReads, Identity, StreamPlan, WeightImages, WeightRing};
 pub use stream::{LinkRates, StreamForecast};
-pub(crate) use stream::{StreamPlan, WeightImages, WeightRing};
 use stream::{StreamableLayers, StreamedStep};
 pub use traffic::StepTraffic;
 
@@ -218,22 +218,23 @@ impl EnginePlan {
             self.plan_fewer_pages(missing + spare);
             self.count_memory(device)?;
         }
-        let streams = match self.options.weights_in {
+        let streams = match &self.options.weights_in {
             WeightsIn::Device => false,
-            WeightsIn::Host => true,
+            WeightsIn::Host | WeightsIn::Disk(_) => true,
             WeightsIn::Auto => self.memory.missing().is_some() && !device.properties().unified_memory,
         };
         if streams {
             let kept = self.fixed.pages;
-            match StreamableLayers::new(self.programs.all_rows(), device) {
+            let on_disk = matches!(self.options.weights_in, WeightsIn::Disk(_));
+            match StreamableLayers::new(self.programs.all_rows(), device, on_disk) {
                 Ok(layers) => {
                     self.fixed.pages = pages;
                     self.plan_streaming(device, &layers)?;
                 }
-                Err(error) if self.options.weights_in == WeightsIn::Host => {
+                Err(error) if self.options.weights_in.is_off_device() => {
                     return Err(EngineError::option(
                         "weights-in",
-                        "host",
+                        &self.options.weights_in,
                         format!("is not possible: {error}"),
                     ));
                 }
@@ -279,8 +280,18 @@ impl EnginePlan {
         let most_resident = self.options.resident_layers.unwrap_or(usize::MAX);
         let chosen = counts.iter().find_map(|slots| layers.choose(*slots, room, most_resident));
         // Even the minimum does not fit; loading reports this.
-        self.stream = Some(chosen.unwrap_or_else(|| layers.all(1)));
+        let stream = chosen.unwrap_or_else(|| layers.all(1));
+        self.stream = Some(match &self.options.weights_in {
+            WeightsIn::Disk(folder) => stream.with_disk(folder, self.host_memory())?,
+            _ => stream,
+        });
         self.count_memory(device)
+    }
+
+    /// The host memory that streamed weights of a rank may take: what the options say, else half of what is available.
+    fn host_memory(&self) -> Option<u64> {
+        let ranks = self.programs.mesh().map_or(1, MeshRank::ranks) as u64;
+        self.options.host_memory.or_else(|| Some(available_host_memory()? / 2 / ranks))
     }
 
     /// Counts the memory, that of a draft model included.
@@ -291,6 +302,7 @@ impl EnginePlan {
         if let Some(stream) = &self.stream {
             self.memory.weights = self.memory.weights.saturating_sub(stream.packed_bytes());
             (self.memory.ring, self.memory.streamed) = (stream.ring_bytes(), stream.streamed_bytes());
+            (self.memory.host, self.memory.disk) = (stream.host_bytes(), stream.disk_bytes());
         }
         if let Some(DraftPlan { plan, .. }) = &mut self.draft {
             let most = plan.fixed.blocks.saturating_mul(plan.fixed.requests);

@@ -243,6 +243,9 @@ impl Runner {
         statistics.prefix_hit_tokens = counts.prefix_hit_tokens;
         statistics.compiled_steps = self.executor.compiled_steps();
         statistics.streamed_bytes = self.executor.streamed_bytes();
+        let disk = self.executor.disk();
+        statistics.disk_bytes = disk.map_or(0, |disk| disk.bytes);
+        statistics.disk_rate = disk.and_then(|disk| disk.rate);
     }
 
     /// Records the time of a phase since `start`. Returns the time now.

@@ -39,6 +39,10 @@ pub struct Statistics {
     pub accepted_tokens: u64,
     /// Bytes of streamed weights whose copy from host memory was enqueued.
     pub streamed_bytes: u64,
+    /// Bytes of weights that were read from disk.
+    pub disk_bytes: u64,
+    /// The bytes per second at which the disk was read when reading began and nothing else held it up.
+    pub disk_rate: Option<f64>,
     /// The time that each phase of a step took on the host, in the order of [`Phase::ALL`].
     pub phases: [Histogram; Phase::ALL.len()],
 }
@@ -65,6 +69,8 @@ impl Statistics {
             proposed_tokens,
             accepted_tokens,
             streamed_bytes,
+            disk_bytes,
+            disk_rate,
             phases,
         } = other;
         self.waiting += waiting;
@@ -84,6 +90,8 @@ impl Statistics {
         self.proposed_tokens += proposed_tokens;
         self.accepted_tokens += accepted_tokens;
         self.streamed_bytes += streamed_bytes;
+        self.disk_bytes += disk_bytes;
+        self.disk_rate = self.disk_rate.or(*disk_rate);
         self.phases.iter_mut().zip(phases).for_each(|(own, other)| own.add(other));
     }
 }

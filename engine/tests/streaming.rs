@@ -17,7 +17,12 @@ use dsrun_engine::{
 use dsrun_models::{config::DecoderConfig, model::Model};
 use lagging::{Fault, LaggingDevice, Pace};
 use rstest::rstest;
-use std::sync::Arc;
+use std::{
+    fs,
+    io::{Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use support::{device, exact, fixtures, greedy, logits};
 
 const PROMPT: [u32; 9] = [5, 17, 3, 88, 41, 9, 60, 2, 33];
@@ -115,7 +120,7 @@ fn events_order_copies_and_layers(#[case] pace: Pace, #[case] fault: Option<Faul
 #[test]
 fn every_family_can_be_streamed() {
     let mut families = 0;
-    for folder in std::fs::read_dir(fixtures()).unwrap() {
+    for folder in fs::read_dir(fixtures()).unwrap() {
         let folder = folder.unwrap().path();
         if !folder.join("config.json").exists() || !folder.join("model.safetensors").exists() {
             continue;
@@ -150,7 +155,7 @@ fn a_model_that_does_not_fit_is_streamed_if_the_device_has_its_own_memory() {
         // The memory of the host is no place to keep what does not fit into it.
         (&limited(little.memory_limit.unwrap()), WeightsIn::Auto, false),
     ] {
-        let plan = EnginePlan::new(&model, &**device, &with(weights_in)).unwrap();
+        let plan = EnginePlan::new(&model, &**device, &with(weights_in.clone())).unwrap();
         let memory = plan.memory();
         assert_eq!(memory.streamed > 0, streams, "{weights_in:?}: {memory}");
         assert_eq!(memory.missing().is_none(), streams, "{weights_in:?}: {memory}");
@@ -208,4 +213,177 @@ fn ranks_stream_their_shares() {
     let (both, found) = tokens(&EngineOptions { resident_layers: Some(4), ..streamed(&options) });
     assert_eq!((none, both), (vec![false; 2], vec![true; 2]));
     assert_eq!(found, expected);
+}
+
+/// Options with a file in a folder, and so much host memory.
+fn on_disk(options: &EngineOptions, folder: &Path, host_memory: u64) -> EngineOptions {
+    EngineOptions {
+        weights_in: WeightsIn::Disk(folder.to_owned()),
+        host_memory: Some(host_memory),
+        resident_layers: Some(0),
+        ..options.clone()
+    }
+}
+
+/// The only file of a folder.
+fn only_file(folder: &Path) -> PathBuf {
+    let files: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    file.clone()
+}
+
+/// Bytes of a streamed layer on disk.
+fn layer_bytes(model: &Model, options: &EngineOptions) -> u64 {
+    let options = on_disk(options, Path::new("never-made"), 1 << 30);
+    EnginePlan::new(model, &*device(), &options).unwrap().memory().streamed / 8
+}
+
+/// Layers all on disk, some of them, and all in host memory; when the file is written, and when it is there.
+#[rstest]
+fn answers_of_weights_on_disk_are_those_of_resident_weights(
+    #[values("f32", "int8", "int4")] format: &str,
+    #[values((2, 8), (6, 6), (8, 0))] (room, on_disk_layers): (u64, u64),
+) {
+    let model = llama(8);
+    let scheme = match format {
+        "int8" => Some(Scheme::W8A16),
+        "int4" => Some(Scheme::W4A16),
+        _ => None,
+    };
+    let options = EngineOptions { quantize: scheme.map(Policy::of), ..exact(16, 3) };
+    let expected = answers(&model, &device(), &options);
+    let folder = tempfile::tempdir().unwrap();
+    let layer = layer_bytes(&model, &options);
+    let options = on_disk(&options, folder.path(), room * layer);
+    let plan = EnginePlan::new(&model, &*device(), &options).unwrap();
+    assert_eq!(plan.memory().disk, on_disk_layers * layer, "{}", plan.memory());
+    assert!(plan.memory().host <= room * layer, "{}", plan.memory());
+
+    assert_eq!(answers(&model, &device(), &options), expected);
+    let written = fs::metadata(only_file(folder.path())).unwrap().modified().unwrap();
+    for pace in [Pace::Late, Pace::Early] {
+        let lagging: Arc<dyn Device> = LaggingDevice::open(&DeviceOptions::default(), pace, None);
+        assert_eq!(answers(&model, &lagging, &options), expected, "{pace:?}");
+    }
+    assert_eq!(fs::metadata(only_file(folder.path())).unwrap().modified().unwrap(), written);
+}
+
+#[test]
+fn a_layer_is_read_into_memory_only_after_the_copy_of_the_one_before() {
+    let (model, options) = (llama(8), exact(16, 3));
+    let expected = answers(&model, &device(), &options);
+    let folder = tempfile::tempdir().unwrap();
+    let options = on_disk(&options, folder.path(), 2 * layer_bytes(&model, &options));
+    let fault = Some(Fault::HostDoesNotWait);
+    let lagging: Arc<dyn Device> = LaggingDevice::open(&DeviceOptions::default(), Pace::Late, fault);
+    assert_ne!(answers(&model, &lagging, &options), expected);
+}
+
+/// What is not a complete file of these weights is written again.
+#[rstest]
+#[case::truncated(|file: &Path| {
+    let length = fs::metadata(file).unwrap().len();
+    fs::OpenOptions::new().write(true).open(file).unwrap().set_len(length - 1).unwrap();
+})]
+#[case::empty(|file: &Path| fs::write(file, "").unwrap())]
+#[case::half_written(|file: &Path| {
+    fs::rename(file, file.with_extension("packed.partial")).unwrap();
+})]
+#[case::damaged_contents(|file: &Path| flip(file, SeekFrom::End(-3)))]
+#[case::damaged_head(|file: &Path| flip(file, SeekFrom::Start(9)))]
+fn an_incomplete_file_is_written_again(#[case] damage: fn(&Path)) {
+    let (model, options) = (llama(8), exact(16, 3));
+    let expected = answers(&model, &device(), &options);
+    let folder = tempfile::tempdir().unwrap();
+    let options = on_disk(&options, folder.path(), 2 * layer_bytes(&model, &options));
+    assert_eq!(answers(&model, &device(), &options), expected);
+    damage(&only_file(folder.path()));
+    assert_eq!(answers(&model, &device(), &options), expected);
+    assert_eq!(only_file(folder.path()).extension().unwrap(), "packed");
+}
+
+/// Changes a byte of a file.
+fn flip(file: &Path, at: SeekFrom) {
+    let mut file = fs::OpenOptions::new().read(true).write(true).open(file).unwrap();
+    let place = file.seek(at).unwrap();
+    let mut byte = [0];
+    file.read_exact(&mut byte).unwrap();
+    file.seek(SeekFrom::Start(place)).unwrap();
+    file.write_all(&[byte[0] ^ 0x10]).unwrap();
+}
+
+#[rstest]
+#[case::read_in_each_step(2)]
+#[case::kept_in_host_memory(8)]
+fn weights_that_changed_on_disk_are_never_used(#[case] room: u64) {
+    let (model, options) = (llama(8), exact(16, 3));
+    let folder = tempfile::tempdir().unwrap();
+    let layer = layer_bytes(&model, &options);
+    let options = on_disk(&options, folder.path(), room * layer);
+    answers(&model, &device(), &options);
+    // In the fifth layer, behind the head of one block.
+    let file = only_file(folder.path());
+    flip(&file, SeekFrom::Start(4096 + 4 * layer + 17));
+    let plan = EnginePlan::new(&model, &*device(), &options).unwrap();
+    let run = || {
+        let mut engine = plan.load(&model, device(), &mut |_, _| {})?;
+        engine.submit(Request { max_tokens: Some(4), ..Request::new(PROMPT.to_vec()) })?;
+        while !engine.is_idle() {
+            engine.step()?;
+        }
+        Ok::<_, EngineError>(())
+    };
+    let error = run().unwrap_err().to_string();
+    assert!(error.contains("streamed layer 5, have changed since they were written"), "{error}");
+    assert!(error.contains(&file.display().to_string()) && error.contains("delete the file"), "{error}");
+}
+
+#[test]
+fn folders_and_budgets_that_cannot_be_used_are_named() {
+    let (model, options) = (llama(8), exact(16, 3));
+    let folder = tempfile::tempdir().unwrap();
+    let no_folder = folder.path().join("file");
+    fs::write(&no_folder, "").unwrap();
+    let layer = layer_bytes(&model, &options);
+    let plan = EnginePlan::new(&model, &*device(), &on_disk(&options, &no_folder, 2 * layer)).unwrap();
+    let error = plan.load(&model, device(), &mut |_, _| {}).unwrap_err().to_string();
+    assert!(error.contains(&no_folder.display().to_string()), "{error}");
+
+    let options = on_disk(&options, folder.path(), 2 * layer - 1);
+    let error = EnginePlan::new(&model, &*device(), &options).unwrap_err();
+    assert!(matches!(error, EngineError::HostMemory { .. }), "{error}");
+}
+
+/// Models, formats and weights each have a file of their own.
+#[test]
+fn files_of_other_weights_are_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = exact(16, 3);
+    let other = EngineOptions { quantize: Some(Policy::of(Scheme::W8A16)), ..options.clone() };
+    for (number, options) in [&options, &other, &options].into_iter().enumerate() {
+        let model = llama(8);
+        let expected = answers(&model, &device(), options);
+        let options = on_disk(options, folder.path(), 2 * layer_bytes(&model, options));
+        assert_eq!(answers(&model, &device(), &options), expected);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2.min(number + 1));
+    }
+}
+
+/// Every rank has a file of its shares.
+#[test]
+fn ranks_read_their_shares_from_disk() {
+    let (model, options) = (llama(8), exact(16, 2));
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = |options: &EngineOptions| {
+        let devices: Vec<Arc<dyn Device>> = vec![device(), device()];
+        let plan = EnginePlan::on_devices(&model, &devices, options).unwrap();
+        let mut engine = plan.load(&model, devices[0].clone(), &mut |_, _| {}).unwrap();
+        greedy(&mut engine, &[PROMPT.to_vec()], 8)
+    };
+    let expected = tokens(&options);
+    let read = on_disk(&options, folder.path(), layer_bytes(&model, &options));
+    for _ in 0..2 {
+        assert_eq!(tokens(&read), expected);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
 }

@@ -14,9 +14,9 @@ pub(crate) mod parts;
 mod tensor_type;
 mod vocabulary;
 
-use crate::weights::TensorSource;
 use crate::weights::file_bytes::FileBytes;
 use crate::weights::slice_rows;
+use crate::weights::{TensorSource, fingerprint_of_files};
 use dsrun_core::WeightType;
 use std::borrow::Cow;
 use std::fmt;
@@ -158,6 +158,10 @@ impl TensorSource for GgufFile {
     fn rows(&self, name: &str, first: usize, count: usize) -> dsrun_core::Result<Cow<'_, [u8]>> {
         let (weight_type, bytes) = self.weight(name)?;
         slice_rows(&weight_type, bytes, first, count).map(Cow::Borrowed).map_err(|error| error.at(name))
+    }
+
+    fn fingerprint(&self) -> Option<String> {
+        fingerprint_of_files([self.path()])
     }
 
     fn release(&self, name: &str) {

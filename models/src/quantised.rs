@@ -148,6 +148,10 @@ impl TensorSource for QuantisedFiles {
         self.matrices.get(name).is_some_and(|matrix| matrix.quantises_inputs)
     }
 
+    fn fingerprint(&self) -> Option<String> {
+        self.files.fingerprint()
+    }
+
     fn release(&self, name: &str) {
         match self.matrices.get(name) {
             Some(matrix) => matrix.tensors().for_each(|part| self.files.release(part)),

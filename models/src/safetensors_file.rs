@@ -11,7 +11,7 @@ mod single;
 mod unique_map;
 
 use crate::weights::file_bytes::FileBytes;
-use crate::weights::{TensorSource, slice_rows};
+use crate::weights::{TensorSource, fingerprint_of_files, slice_rows};
 use dsrun_core::{DType, WeightFormat, WeightType};
 use safetensors::tensor::TensorInfo;
 use std::borrow::Cow;
@@ -251,6 +251,10 @@ impl TensorSource for SafetensorsFiles {
     fn rows(&self, name: &str, first: usize, count: usize) -> dsrun_core::Result<Cow<'_, [u8]>> {
         let (weight_type, bytes) = self.weight(name)?;
         slice_rows(&weight_type, bytes, first, count).map(Cow::Borrowed).map_err(|error| error.at(name))
+    }
+
+    fn fingerprint(&self) -> Option<String> {
+        fingerprint_of_files(self.files.iter().map(SingleFile::path))
     }
 
     fn release(&self, name: &str) {

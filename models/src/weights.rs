@@ -46,11 +46,30 @@ pub trait TensorSource: Send + Sync {
         false
     }
 
+    /// A text that changes whenever a tensor may have changed: the files, their lengths and when they were last written. `None` if the
+    /// source cannot tell; then nothing that is made of its tensors is kept for another run.
+    fn fingerprint(&self) -> Option<String> {
+        None
+    }
+
     /// Says that a tensor will not be read again soon, so that memory that mirrors the file can be given back. It may
     /// be read all the same, only slower.
     fn release(&self, name: &str) {
         let _ = name;
     }
+}
+
+/// The [fingerprint](TensorSource::fingerprint) of files; `None` if the system does not say when one was written.
+pub(crate) fn fingerprint_of_files<'a>(
+    files: impl IntoIterator<Item = &'a std::path::Path>,
+) -> Option<String> {
+    let one = |path: &std::path::Path| {
+        let path = path.canonicalize().ok()?;
+        let file = path.metadata().ok()?;
+        let written = file.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+        Some(format!("{} {} {}\n", path.display(), file.len(), written.as_nanos()))
+    };
+    files.into_iter().map(one).collect()
 }
 
 /// The bytes that rows `first .. first + count` take within a tensor of this type.

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     error::Result,
     memory::available_host_memory,
-    options::{EngineOptions, WeightsIn},
+    options::EngineOptions,
     passes::quantize::{Calibration, Policy},
 };
 use dsrun_core::{
@@ -71,7 +71,7 @@ impl CacheRoom {
         let available = available.map(|bytes| bytes.min(of_system) / engines.max(1) as u64);
         // With streamed weights only the smallest context is planned: memory is better used for resident layers than for a longer
         // context.
-        let weights = if options.weights_in == WeightsIn::Host { u64::MAX } else { sizes.weights };
+        let weights = if options.weights_in.is_off_device() { u64::MAX } else { sizes.weights };
         let taken = weights.saturating_add(sizes.activations);
         let free = available.map(|bytes| (bytes - bytes / UNCOUNTED).saturating_sub(taken));
         Ok(Self { token_bytes: sizes.token.max(1), free, of_host })

@@ -7,8 +7,8 @@ use super::{
 use crate::{
     error::Result,
     plan::{
-        Bucket, CompiledStep, EnginePlan, ExecutionContext, Layout, PlanCache, Resident, SegmentSet,
-        SharedMemory, StepInput, StepSegment, StepState, WeightRing,
+        Bucket, CompiledStep, DiskReads, EnginePlan, ExecutionContext, Layout, PlanCache, Resident,
+        SegmentSet, SharedMemory, StepInput, StepSegment, StepState, WeightRing,
     },
     processes::Processes,
 };
@@ -243,6 +243,11 @@ impl Executor {
     /// Bytes of weights that were copied from host memory so far, or are about to be.
     pub(crate) fn streamed_bytes(&self) -> u64 {
         self.ring.as_ref().map_or(0, WeightRing::copied)
+    }
+
+    /// What was read from disk so far, if streamed layers are read from it.
+    pub(crate) fn disk(&self) -> Option<DiskReads> {
+        self.ring.as_ref().and_then(WeightRing::disk)
     }
 
     /// The number of steps that were compiled so far.

@@ -14,9 +14,10 @@ use super::{
 use crate::{
     error::{EngineError, Result},
     kv_cache::SwapSpace,
+    options::WeightsIn,
     plan::{
-        EnginePlan, FollowerPlan, MeshRank, PlanCache, Resident, SharedMemory, StepState, WeightImages,
-        WeightRing, cache_desc, is_cache, state_bytes, weight_desc,
+        EnginePlan, FollowerPlan, Identity, MeshRank, PlanCache, Resident, SharedMemory, StepState,
+        WeightImages, WeightRing, cache_desc, is_cache, state_bytes, weight_desc,
     },
     processes::Processes,
     schedule::{Capacity, ScheduledStep, Scheduler},
@@ -180,8 +181,12 @@ fn load_rank(
         };
         resident.tensors.insert(value.name.clone(), memory);
     }
-    let mut images = plan.stream.as_ref().map(WeightImages::new);
     let source = &**model.weights();
+    let mut images = None;
+    if let Some(streamed) = &plan.stream {
+        let identity = packed_identity(&plan, source, &*device)?;
+        images = Some(WeightImages::new(streamed, identity, &*device)?);
+    }
     load_weights(&plan, source, &*device, &mut *stream, &mut resident, images.as_mut(), progress)?;
     stream.synchronize("loading the weights", LOAD_TIMEOUT)?;
     let mut ring = None;
@@ -213,6 +218,32 @@ fn allocate_swap(plan: &EnginePlan, device: &dyn Device, resident: &Resident) ->
     Ok(Some(SwapSpace::new(device, &mut PlanCache::default(), &caches, host_pages)?))
 }
 
+/// The identity of a rank's packed weights: the same for each start with the same model, backend and options, and for no other.
+///
+/// # Errors
+/// If weights are to be kept on disk, and the source cannot tell when its tensors change.
+fn packed_identity(plan: &EnginePlan, source: &dyn TensorSource, device: &dyn Device) -> Result<Identity> {
+    let fingerprint = match (source.fingerprint(), &plan.options.weights_in) {
+        (Some(fingerprint), _) => fingerprint,
+        (None, place @ WeightsIn::Disk(_)) => {
+            let rule =
+                format!("is not possible: nothing tells when the tensors of {} change", source.describe());
+            return Err(EngineError::option("weights-in", place, rule));
+        }
+        (None, _) => String::new(),
+    };
+    let mut identity = Identity::new(&device.properties().name, &fingerprint);
+    for (_, value) in plan.program().values_from(|origin| matches!(origin, Origin::Weight(_))) {
+        let (Origin::Weight(expr), OperandType::Weight(weight)) = (&value.origin, &value.value_type) else {
+            continue;
+        };
+        let layout = device.kernels().prepack_query(&weight_desc(weight))?;
+        identity.add(&value.name);
+        identity.add(&format!("{expr:?} {weight:?} {layout:?}"));
+    }
+    Ok(identity)
+}
+
 fn load_weights(
     plan: &EnginePlan,
     source: &dyn TensorSource,
@@ -231,12 +262,23 @@ fn load_weights(
         let reader = ExprReader::new(source, expr).map_err(in_weight)?;
         match &value.value_type {
             OperandType::Weight(weight) => {
+                let written = images.as_deref_mut().zip(plan.stream.as_ref());
+                if let Some(bytes) =
+                    written.and_then(|(images, streamed)| images.written(streamed, &value.name))
+                {
+                    loaded += bytes;
+                    progress(loaded);
+                    continue;
+                }
                 let mut reader = reader.stored_as(weight.format).map_err(in_weight)?;
                 let desc = weight_desc(weight);
                 let packed = device.kernels().prepack(stream, &desc, &mut reader).map_err(in_weight)?;
                 loaded += packed.bytes() as u64;
-                match images.as_deref_mut().filter(|images| images.has(&value.name)) {
-                    Some(images) => images.store(&value.name, &packed, device, stream)?,
+                let streamed = images.as_deref_mut().filter(|images| images.has(&value.name));
+                match streamed.zip(plan.stream.as_ref()) {
+                    Some((images, streamed)) => {
+                        images.store(streamed, &value.name, &packed, device, stream)?
+                    }
                     None => drop(resident.weights.insert(value.name.clone(), packed)),
                 }
                 reader.release();

@@ -4,7 +4,7 @@
 //! of parts and the number of tensors in all.
 
 use super::{GgufError, GgufFile, GgufProblem, Result};
-use crate::weights::TensorSource;
+use crate::weights::{TensorSource, fingerprint_of_files};
 use dsrun_core::WeightType;
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -133,6 +133,10 @@ impl TensorSource for GgufParts {
 
     fn rows(&self, name: &str, first: usize, count: usize) -> dsrun_core::Result<Cow<'_, [u8]>> {
         self.part(name).rows(name, first, count)
+    }
+
+    fn fingerprint(&self) -> Option<String> {
+        fingerprint_of_files(self.parts.iter().map(GgufFile::path))
     }
 
     fn release(&self, name: &str) {

@@ -15,6 +15,7 @@ use super::{TensorSource, row_range};
 use dsrun_core::{BlockFormat, DType, Error, Result, WeightFormat, WeightType};
 use half::{bf16, f16};
 use rayon::{iter::IndexedParallelIterator, iter::ParallelIterator, slice::ParallelSliceMut};
+use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -146,6 +147,15 @@ impl TensorSource for RandomSource {
         let columns = recipe.weight_type.columns();
         // Cannot overflow: the number of bytes of the whole tensor does not.
         Ok(Cow::Owned(recipe.make((first * columns) as u64, bytes)))
+    }
+
+    /// That of the seed, and of the first row of each tensor, in which its distribution shows.
+    fn fingerprint(&self) -> Option<String> {
+        let mut hash = Sha256::new();
+        for name in &self.names {
+            hash.update(self.rows(name, 0, 1).ok()?);
+        }
+        Some(format!("seed {} {:x?}", self.seed, hash.finalize().as_slice()))
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) use quantize::Quantize;
 pub(crate) use serve::Serve;
 pub(crate) use setup::{
     DeviceArguments, DevicesArguments, Dtype, EngineArguments, LauncherName, ModelArguments,
-    SamplingArguments, SpeculationArguments, Weights, WeightsPlace, mesh, policy, shard_policy,
+    SamplingArguments, SpeculationArguments, Weights, mesh, policy, shard_policy,
 };
 pub(crate) use shell::{Completions, Man};
 pub(crate) use values::MemorySize;

@@ -141,7 +141,8 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
         graphs: !arguments.no_graphs,
         batch_invariant: arguments.batch_invariant,
         quantize: arguments.quantize.clone(),
-        weights_in: arguments.weights_in.into(),
+        weights_in: arguments.weights_in.clone(),
+        host_memory: arguments.host_memory.map(|size| size.0),
         resident_layers: arguments.resident_layers,
         ..default
     }

@@ -1,13 +1,21 @@
 //! Chooses which layers are streamed, and the size of the ring buffer that they are copied to.
 
 use super::layers::{Layer, layers};
-use crate::error::Result;
+use super::packed_file::BLOCK;
+use crate::error::{EngineError, Result};
 use dsrun_core::{Error, WeightType, device::Device, kernels::WeightDesc, program::Program};
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 
 /// For layers of at least this many bytes the ring has two slots. Copies of smaller layers are short, so more slots are
 /// needed to hide delays of a step.
 const LARGE_LAYER: usize = 256 << 20;
+/// Buffers for layers that are read from disk. With two, one is read into while the other is copied; more even out a disk whose rate
+/// varies.
+const LEAST_READ_AHEAD: u64 = 2;
+const MOST_READ_AHEAD: u64 = 4;
 
 /// The repeating layers of a program, and their size on a device.
 #[derive(Clone, Debug)]
@@ -43,11 +51,12 @@ impl StreamableLayers {
     /// # Errors
     /// [`dsrun_core::Code::Unsupported`] if the program has no repeating layers, or the device cannot move their packed weights;
     /// those of the device.
-    pub(crate) fn new(program: &Program, device: &dyn Device) -> Result<Self> {
+    pub(crate) fn new(program: &Program, device: &dyn Device, on_disk: bool) -> Result<Self> {
         let kernels = device.kernels();
         let desc = |weight: &WeightType| WeightDesc { weight_type: weight.clone(), immutable: false };
         let bytes = |weight: &WeightType| kernels.prepack_query(&desc(weight)).map(|layout| layout.bytes);
-        let alignment = device.properties().alignment.max(256);
+        let least = if on_disk { BLOCK } else { 256 };
+        let alignment = device.properties().alignment.max(least);
         let place = |layer: Layer| -> Result<StreamedLayer> {
             let mut placed = StreamedLayer { weights: Vec::new(), bytes: 0 };
             for id in layer.weights {
@@ -133,6 +142,7 @@ impl StreamableLayers {
             slots,
             slot_bytes: self.slot_bytes(),
             layers,
+            disk: None,
         }
     }
 }
@@ -149,6 +159,26 @@ pub(crate) struct StreamPlan {
     pub(crate) slots: usize,
     /// Bytes of a slot.
     pub(crate) slot_bytes: usize,
+    /// Which of the layers are read from disk; all are kept in host memory if absent.
+    pub(crate) disk: Option<DiskPlan>,
+}
+
+/// A file of packed weights, and how many layers are read from it for every step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DiskPlan {
+    /// The folder of the file.
+    pub(crate) folder: PathBuf,
+    /// Streamed layers that are not kept in host memory.
+    pub(crate) layers: usize,
+    /// Buffers in host memory, each for a layer, that the others are read into ahead of their copies.
+    pub(crate) read_ahead: usize,
+}
+
+impl DiskPlan {
+    /// Whether a layer, of `all` streamed ones, is read for every step. Those that are not are spread evenly.
+    pub(crate) fn reads(&self, layer: usize, all: usize) -> bool {
+        (layer + 1) * self.layers / all > layer * self.layers / all
+    }
 }
 
 impl StreamPlan {
@@ -167,9 +197,46 @@ impl StreamPlan {
         self.layers.iter().map(packed_bytes).sum()
     }
 
-    /// Bytes that a step copies to the device, and that host memory holds.
+    /// Bytes that a step copies to the device.
     pub(crate) fn streamed_bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.bytes as u64).sum()
+    }
+
+    /// Bytes that are read from disk in each step.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        let Some(disk) = &self.disk else { return 0 };
+        let layers =
+            self.layers.iter().enumerate().filter(|(number, _)| disk.reads(*number, self.layers.len()));
+        layers.map(|(_, layer)| layer.bytes as u64).sum()
+    }
+
+    /// Bytes of host memory: layers that are kept in it, and buffers for those that are read from disk.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        let read_ahead = self.disk.as_ref().map_or(0, |disk| disk.read_ahead);
+        self.streamed_bytes() - self.disk_bytes() + read_ahead as u64 * self.slot_bytes as u64
+    }
+
+    /// The plan with a file in this folder. As many layers stay in host memory as `budget` has room for beside the buffers; none if it
+    /// is not known.
+    ///
+    /// # Errors
+    /// [`EngineError::HostMemory`] if the budget is too small for two layers.
+    pub(crate) fn with_disk(mut self, folder: &Path, budget: Option<u64>) -> Result<Self> {
+        let (all, slot) = (self.layers.len(), self.slot_bytes as u64);
+        let budget = budget.unwrap_or(MOST_READ_AHEAD * slot);
+        let (layers, read_ahead) = if self.streamed_bytes() <= budget {
+            (0, 0)
+        } else {
+            let read_ahead = (LEAST_READ_AHEAD..=MOST_READ_AHEAD).rev().find(|count| count * slot <= budget);
+            let Some(read_ahead) = read_ahead else {
+                return Err(EngineError::HostMemory { needed: LEAST_READ_AHEAD * slot, available: budget });
+            };
+            let kept = (budget / slot.max(1) - read_ahead).min(all as u64 - 1);
+            let layers = all - usize::try_from(kept).unwrap_or(0);
+            (layers, usize::try_from(read_ahead).unwrap_or(1).min(layers))
+        };
+        self.disk = Some(DiskPlan { folder: folder.to_owned(), layers, read_ahead });
+        Ok(self)
     }
 
     /// The number of each streamed weight's layer, by the name of the weight.
@@ -243,5 +310,25 @@ mod tests {
         let plan = alike(layers).choose(slots, room, most_resident);
         assert_eq!(plan.as_ref().map(|plan| plan.layers.len()), expected);
         assert!(plan.is_none_or(|plan| plan.layers.len() % slots == 0 && plan.device_bytes() <= room));
+    }
+
+    /// Eight layers in slots of 128 bytes.
+    #[rstest]
+    #[case(None, Some((8, 4)))]
+    #[case(Some(255), None)]
+    #[case(Some(256), Some((8, 2)))]
+    #[case(Some(4 * 128), Some((8, 4)))]
+    #[case(Some(7 * 128), Some((5, 4)))]
+    #[case(Some(8 * 128), Some((0, 0)))]
+    fn as_many_layers_stay_in_host_memory_as_fit(
+        #[case] budget: Option<u64>,
+        #[case] expected: Option<(usize, usize)>,
+    ) {
+        let plan = alike(8).all(2).with_disk(Path::new("x"), budget).ok();
+        let disk = plan.as_ref().and_then(|plan| plan.disk.as_ref());
+        assert_eq!(disk.map(|disk| (disk.layers, disk.read_ahead)), expected);
+        let Some(plan) = plan else { return };
+        assert!(budget.is_none_or(|budget| plan.host_bytes() <= budget), "{plan:?}");
+        assert_eq!(plan.disk_bytes(), expected.unwrap().0 as u64 * 128);
     }
 }

@@ -86,6 +86,8 @@ pub struct StreamForecast {
     pub slot_bytes: u64,
     /// Bytes that a step copies to the device, and that host memory holds.
     pub streamed_bytes: u64,
+    /// Bytes of them that a step reads from disk.
+    pub disk_bytes: u64,
     /// The measured rates.
     pub rates: LinkRates,
     /// Requests that run side by side.
@@ -133,6 +135,7 @@ impl StreamForecast {
             slots: stream.slots,
             slot_bytes: stream.slot_bytes as u64,
             streamed_bytes: stream.streamed_bytes(),
+            disk_bytes: stream.disk_bytes(),
             rates,
             requests,
             kv_requests,
@@ -181,13 +184,21 @@ impl fmt::Display for StreamForecast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "streaming: {} of {} layers stay in host memory, {} a step through a ring of {} slots of {}",
+            "streaming: {} of {} layers stay {}, {} a step through a ring of {} slots of {}",
             self.streamed_layers,
             self.streamed_layers + self.resident_layers,
+            if self.disk_bytes > 0 { "in host memory and on disk" } else { "in host memory" },
             Bytes(self.streamed_bytes),
             self.slots,
             Bytes(self.slot_bytes)
         )?;
+        if self.disk_bytes > 0 {
+            writeln!(
+                f,
+                "  {} of them are read from disk in each step, which may bind",
+                Bytes(self.disk_bytes)
+            )?;
+        }
         let binds = if self.link_seconds >= self.memory_seconds { "the link" } else { "device memory" };
         writeln!(
             f,
@@ -231,6 +242,7 @@ mod tests {
             slots: 2,
             slot_bytes: 1 << 30,
             streamed_bytes: 6 << 30,
+            disk_bytes: 0,
             rates: LinkRates { to_device: 50e9, inside_device: 4e12 },
             requests: 4,
             kv_requests: 4,

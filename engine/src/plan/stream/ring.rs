@@ -5,10 +5,13 @@
 //! layer is launched, the copy of the next layer for its slot is enqueued. After the last layers of a step these are layers of
 //! the next step, so copies continue across steps.
 
-use super::choice::{PlacedWeight, StreamPlan, StreamedLayer};
-use crate::{error::Result, memory::Bytes};
+use super::{
+    choice::StreamPlan,
+    images::{DiskReads, LayerImages, WeightImages},
+};
+use crate::error::Result;
 use dsrun_core::{
-    Code, Error,
+    Error,
     device::{BufferSlice, Device, Event, MemoryKind, Stream},
     kernels::PackedWeight,
 };
@@ -18,83 +21,6 @@ use std::{collections::HashMap, sync::Arc};
 /// link.
 const PIECE: usize = 16 << 20;
 
-/// The packed weights of streamed layers in pinned host memory.
-#[derive(Debug)]
-pub(crate) struct WeightImages {
-    layers: Vec<Image>,
-    /// The position of each weight: the index of its layer, and of the weight in the layer.
-    places: HashMap<String, (usize, usize)>,
-}
-
-#[derive(Debug)]
-struct Image {
-    memory: Option<BufferSlice>,
-    bytes: usize,
-    weights: Vec<PlacedWeight>,
-}
-
-impl WeightImages {
-    /// Makes the images of the layers of a plan. Nothing is allocated yet.
-    pub(crate) fn new(plan: &StreamPlan) -> Self {
-        let mut places = HashMap::new();
-        for (number, layer) in plan.layers.iter().enumerate() {
-            let weights = layer.weights.iter().enumerate();
-            places.extend(weights.map(|(place, weight)| (weight.name.clone(), (number, place))));
-        }
-        let image = |layer: &StreamedLayer| Image {
-            memory: None,
-            bytes: layer.bytes,
-            weights: layer.weights.clone(),
-        };
-        Self { layers: plan.layers.iter().map(image).collect(), places }
-    }
-
-    /// Whether a weight is streamed.
-    pub(crate) fn has(&self, weight: &str) -> bool {
-        self.places.contains_key(weight)
-    }
-
-    /// Enqueues the copy of a packed weight to its place in host memory.
-    ///
-    /// # Errors
-    /// If host memory cannot be pinned, or the device failed.
-    pub(crate) fn store(
-        &mut self,
-        name: &str,
-        packed: &Arc<dyn PackedWeight>,
-        device: &dyn Device,
-        stream: &mut dyn Stream,
-    ) -> Result<()> {
-        let missing = || Error::internal("is not streamed").at(name);
-        let (layer, place) = self.places.get(name).copied().ok_or_else(missing)?;
-        let count = self.layers.len();
-        let image = &mut self.layers[layer];
-        let memory = match &image.memory {
-            Some(memory) => memory,
-            None => {
-                let pinned = device.allocate(image.bytes.max(1), MemoryKind::Pinned);
-                let pinned = pinned.map_err(|error| cannot_pin(&error, layer, count, image.bytes))?;
-                image.memory.insert(BufferSlice::whole(pinned))
-            }
-        };
-        let PlacedWeight { offset, bytes, .. } = image.weights[place];
-        device.kernels().copy_packed(stream, packed, &memory.slice(offset, bytes)?)?;
-        Ok(())
-    }
-}
-
-/// The error for host memory that cannot be pinned. The driver reports it as out of memory, as if device memory were short.
-fn cannot_pin(error: &Error, layer: usize, layers: usize, bytes: usize) -> Error {
-    let message = format!(
-        "{} of host memory for the weights of layer {} of {layers} cannot be pinned: {}\nhint: free host memory, raise the limit on \
-         locked memory (ulimit -l), quantise the weights, or keep more layers on the device with a larger --gpu-memory",
-        Bytes(bytes as u64),
-        layer + 1,
-        error.message()
-    );
-    Error::new(Code::OutOfMemory, message)
-}
-
 /// Packed weights, each with its name.
 type NamedWeights = Vec<(String, Arc<dyn PackedWeight>)>;
 
@@ -103,7 +29,7 @@ type NamedWeights = Vec<(String, Arc<dyn PackedWeight>)>;
 pub(crate) struct WeightRing {
     copies: Box<dyn Stream>,
     slots: Vec<Slot>,
-    images: Vec<BufferSlice>,
+    images: LayerImages,
     /// The number of each streamed weight's layer, by the name of the weight.
     numbers: HashMap<String, usize>,
     /// The layer that runs next.
@@ -139,18 +65,18 @@ impl WeightRing {
             let memory = BufferSlice::whole(device.allocate(plan.slot_bytes.max(1), MemoryKind::Device)?);
             slots.push(Slot { memory, full: device.event()?, free: device.event()?, used: false });
         }
-        let (mut adopted, mut memory) = (Vec::new(), Vec::new());
-        for (number, image) in images.layers.into_iter().enumerate() {
+        let mut adopted = Vec::new();
+        for (number, layer) in plan.layers.iter().enumerate() {
             let slot = &slots[number % slots.len()];
-            for weight in image.weights {
+            for weight in &layer.weights {
                 let range = slot.memory.slice(weight.offset, weight.bytes)?;
                 let packed = device.kernels().adopt(&weight.desc, &range);
                 adopted.push((weight.name.clone(), packed.map_err(|error| error.at(&weight.name))?));
             }
-            memory.push(image.memory.ok_or_else(|| Error::internal("a streamed layer was not loaded"))?);
         }
+        let images = images.finish(plan, device)?;
         let numbers = plan.numbers();
-        let mut ring = Self { copies: device.stream()?, slots, images: memory, numbers, next: 0, copied: 0 };
+        let mut ring = Self { copies: device.stream()?, slots, images, numbers, next: 0, copied: 0 };
         ring.prime()?;
         Ok((ring, adopted))
     }
@@ -163,6 +89,11 @@ impl WeightRing {
     /// Bytes that were copied to the device so far.
     pub(crate) fn copied(&self) -> u64 {
         self.copied
+    }
+
+    /// What was read from disk so far, if layers are read from it.
+    pub(crate) fn disk(&self) -> Option<DiskReads> {
+        self.images.disk()
     }
 
     /// Makes the compute stream wait for the weights of a layer.
@@ -196,8 +127,8 @@ impl WeightRing {
         let slot = &mut self.slots[layer % slots];
         slot.used = true;
         stream.record(&*slot.free)?;
-        self.next = (layer + 1) % self.images.len();
-        self.fill((layer + slots) % self.images.len())
+        self.next = (layer + 1) % self.images.count();
+        self.fill((layer + slots) % self.images.count())
     }
 
     /// Enqueues the copies of the first layers.
@@ -212,7 +143,7 @@ impl WeightRing {
         if slot.used {
             self.copies.wait(&*slot.free)?;
         }
-        let image = &self.images[layer];
+        let image = self.images.acquire(layer)?;
         let mut start = 0;
         while start < image.bytes {
             let bytes = PIECE.min(image.bytes - start);
@@ -220,6 +151,7 @@ impl WeightRing {
             start += bytes;
         }
         self.copies.record(&*slot.full)?;
+        self.images.release(&mut *self.copies)?;
         self.copied += image.bytes as u64;
         Ok(())
     }

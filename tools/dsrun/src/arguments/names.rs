@@ -7,11 +7,12 @@ use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, builder::Fal
 const FOR_COMPARISON: [&str; 4] = ["no_fuse", "no_launch_ahead", "prompts_first", "no_graphs"];
 
 /// Flags that few need, which the commands for users list in `--help` but not in `-h`.
-const FOR_FEW: [&str; 21] = [
+const FOR_FEW: [&str; 22] = [
     "log",
     "kv_dtype",
     "step_tokens",
     "weights_in",
+    "host_memory",
     "resident_layers",
     "pp",
     "mesh",

@@ -222,34 +222,15 @@ pub(crate) struct EngineArguments {
     #[arg(long, value_name = "POLICY", value_parser = policy)]
     pub(crate) quantize: Option<Policy>,
     /// Where the weights of layers are kept. Those in host memory are copied to the device for every step; as many layers as fit stay
-    /// on the device.
-    #[arg(long, value_enum, default_value_t = WeightsPlace::Auto, value_name = "PLACE")]
-    pub(crate) weights_in: WeightsPlace,
+    /// on the device. With `disk:FOLDER`, layers that do not fit into host memory are read from a file there for every step.
+    #[arg(long, default_value_t = WeightsIn::Auto, value_name = "auto|device|host|disk:FOLDER")]
+    pub(crate) weights_in: WeightsIn,
+    /// With `--weights-in disk:FOLDER`, the host memory that weights may take; half of what is available if not given.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) host_memory: Option<MemorySize>,
     /// If weights are in host memory, the most layers that stay on the device; as many as fit if not given.
     #[arg(long, value_name = "COUNT")]
     pub(crate) resident_layers: Option<usize>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum WeightsPlace {
-    /// On the device if they fit, else in host memory if the device has memory of its own.
-    #[default]
-    Auto,
-    /// On the device.
-    Device,
-    /// In host memory.
-    Host,
-}
-
-impl From<WeightsPlace> for WeightsIn {
-    fn from(place: WeightsPlace) -> Self {
-        match place {
-            WeightsPlace::Auto => Self::Auto,
-            WeightsPlace::Device => Self::Device,
-            WeightsPlace::Host => Self::Host,
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

@@ -139,7 +139,8 @@ fn load(settings: &ServeSettings, model: String, terminal: Terminal) -> Result<(
             .map(policy)
             .transpose()
             .map_err(|error| anyhow!("--quantize: {error}"))?,
-        weights_in: settings.weights_in.unwrap_or_default(),
+        weights_in: settings.weights_in.clone().unwrap_or_default(),
+        host_memory: settings.host_memory,
         resident_layers: settings.resident_layers,
     };
     let options = EngineOptions {

@@ -1,10 +1,10 @@
 //! The settings of a server: flags, and a file with the same keys.
 
 use super::access_log::AccessLog;
-use crate::arguments::{Dtype, LauncherName, MemorySize, Weights, WeightsPlace};
+use crate::arguments::{Dtype, LauncherName, MemorySize, Weights};
 use anyhow::{Context, Result, bail};
 use clap::{Args, builder::RangedU64ValueParser};
-use dsrun_engine::Speculation;
+use dsrun_engine::{Speculation, WeightsIn};
 use serde::{Deserialize, Serialize};
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -87,9 +87,13 @@ pub(crate) struct ServeSettings {
     #[arg(help_heading = ENGINE, long, value_name = "SIZE")]
     pub(crate) gpu_memory: Option<MemorySize>,
     /// Where the weights of layers are kept; `auto` if not given. Those in host memory are copied to the device for every step; as
-    /// many layers as fit stay on the device.
-    #[arg(help_heading = ENGINE, long, value_enum, value_name = "PLACE")]
-    pub(crate) weights_in: Option<WeightsPlace>,
+    /// many layers as fit stay on the device. With `disk:FOLDER`, layers that do not fit into host memory are read from a file there
+    /// for every step.
+    #[arg(help_heading = ENGINE, long, value_name = "auto|device|host|disk:FOLDER")]
+    pub(crate) weights_in: Option<WeightsIn>,
+    /// With `--weights-in disk:FOLDER`, the host memory that weights may take; half of what is available if not given.
+    #[arg(help_heading = ENGINE, long, value_name = "SIZE")]
+    pub(crate) host_memory: Option<MemorySize>,
     /// If weights are in host memory, the most layers that stay on the device; as many as fit if not given.
     #[arg(help_heading = ENGINE, long, value_name = "COUNT")]
     pub(crate) resident_layers: Option<usize>,

@@ -104,7 +104,10 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         bytes_per_step: bytes,
         read_bandwidth_bytes_per_second: bandwidth,
         share_of_bandwidth: bytes as f64 / step / bandwidth,
-        streaming: forecast.map(|forecast| Streaming::new(forecast.streamed_bytes, step, &forecast)),
+        streaming: forecast.map(|forecast| {
+            let rate = engine.statistics().disk_rate;
+            Streaming::new(forecast.streamed_bytes, step, &forecast).with_disk(forecast.disk_bytes, rate)
+        }),
     };
     if command.measure.json {
         return print_json(&figures);

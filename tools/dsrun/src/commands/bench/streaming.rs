@@ -1,4 +1,4 @@
-//! What a measurement says about weights that are streamed from host memory.
+//! What a measurement says about weights that are streamed from host memory or from disk.
 
 use dsrun_engine::{Bytes, StreamForecast};
 use serde::Serialize;
@@ -15,6 +15,16 @@ pub(super) struct Streaming {
     share_of_link: f64,
     layers: usize,
     resident_layers: usize,
+    disk: Option<DiskShare>,
+}
+
+/// Bytes of weights that were read from disk, and the share of its rate that this took.
+#[derive(Debug, Serialize)]
+struct DiskShare {
+    bytes: u64,
+    bytes_per_second: f64,
+    /// The rate of reads alone, measured when reading began.
+    disk_bytes_per_second: Option<f64>,
 }
 
 impl Streaming {
@@ -29,7 +39,15 @@ impl Streaming {
             share_of_link: bytes_per_second / forecast.rates.to_device,
             layers: forecast.streamed_layers,
             resident_layers: forecast.resident_layers,
+            disk: None,
         }
+    }
+
+    /// Adds reads of `bytes` from a disk that reaches `rate` bytes per second.
+    pub(super) fn with_disk(mut self, bytes: u64, rate: Option<f64>) -> Self {
+        let bytes_per_second = bytes as f64 / self.seconds;
+        self.disk = (bytes > 0).then_some(DiskShare { bytes, bytes_per_second, disk_bytes_per_second: rate });
+        self
     }
 }
 
@@ -45,6 +63,14 @@ impl fmt::Display for Streaming {
             self.bytes_per_second / 1e9,
             self.share_of_link * 100.0,
             self.link_bytes_per_second / 1e9
-        )
+        )?;
+        let Some(DiskShare { bytes, bytes_per_second, disk_bytes_per_second }) = &self.disk else {
+            return Ok(());
+        };
+        write!(f, "\n             {} from disk: {:.2} GB/s", Bytes(*bytes), bytes_per_second / 1e9)?;
+        disk_bytes_per_second.map_or(Ok(()), |rate| {
+            let share = bytes_per_second / rate * 100.0;
+            write!(f, ", {share:.1}% of the {:.2} GB/s that reads alone reach", rate / 1e9)
+        })
     }
 }

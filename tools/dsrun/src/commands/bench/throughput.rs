@@ -112,7 +112,10 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
         accepted_tokens: after.accepted_tokens - before.accepted_tokens,
         host_ms_per_step: phases.map(|(name, time)| (name, time * 1e3 / steps.max(1) as f64)).into(),
         host_share: host / seconds,
-        streaming: forecast.map(|forecast| Streaming::new(streamed, seconds, &forecast)),
+        streaming: forecast.map(|forecast| {
+            let read = after.disk_bytes - before.disk_bytes;
+            Streaming::new(streamed, seconds, &forecast).with_disk(read, after.disk_rate)
+        }),
     };
     if command.json {
         return print_json(&figures);
