@@ -1,4 +1,4 @@
-// Pointwise non-linearities, plain and gated. A thread makes one element of the result.
+// Activations, plain and gated. One thread per element of the result.
 
 // e^(-z^2) times a polynomial: the complementary error function of z >= 0, to a relative error of 1.2e-7 (Press et al.,
 // "Numerical Recipes", section 6.2).
@@ -77,7 +77,7 @@ fn gated_activation(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgrou
     var rows = min(gate_live(), y_live());
     if (up_here) { rows = min(rows, up_live()); }
     if (row >= rows) { return; }
-    // The places of both halves in a packed row, in the order of which the bias is.
+    // The columns of gate and up in a packed row; the bias has the same order.
 #if INTERLEAVED
     let places = vec2<u32>(2u * column, 2u * column + 1u);
 #else

@@ -1,7 +1,7 @@
-// Attention over the paged KV cache or within sequences. A workgroup makes one head of one row. It takes the keys in tiles of as many
-// as it has threads, and each thread scores one key of a tile. Then the threads are in teams of 64, each for 64 keys of the tile: a
-// thread sums the values of every 64th element of the result. The sums of the teams are added at the end. Softmax is online: the
-// sums are rescaled where a tile has a larger score than those before.
+// Attention over the paged KV cache or within sequences. One workgroup per head and row. It processes the keys in tiles of one
+// key per thread: each thread computes the score of its key. Then teams of 64 threads take 64 keys of the tile each: a thread
+// sums the weighted values of every 64th element of the result. The sums of the teams are added at the end. Softmax is online:
+// sums are rescaled when a tile has a larger score than all earlier ones.
 
 #if VECTORS
 var<workgroup> query_shared: array<vec4<f32>, QUADS>;
@@ -83,7 +83,7 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
         atomicStore(&sequence_shared, 0u);
     }
     if (row >= workgroupUniformLoad(&rows_shared)) { return; }
-    // The number of the row's sequence plus one; 0 if it has none.
+    // The index of the row's sequence plus one; 0 if it belongs to none.
     for (var s = lid; s < sequences(); s += THREADS) {
         let start = start_get(s * P.start_stride);
         let count = queries_get(s * P.queries_stride);
@@ -103,7 +103,7 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
 #if PAGED
         let kv_length = lengths_get(sequence * P.lengths_stride);
         first_position = kv_length - length;
-        // The table has pages for this many keys at most. The product is taken in floats because it may exceed 32 bits.
+        // The block table has pages for this many keys at most. The product is computed in f32 because it may exceed 32 bits.
         length = max(kv_length, 0);
         if (f32(P.blocks) * f32(P.block) < 2147483000.0) { length = min(length, i32(P.blocks * P.block)); }
 #else
@@ -185,7 +185,7 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
                 }
             }
         }
-        // Barriers inside order the reads of the tile before.
+        // The barriers inside also separate this tile from the reads of the previous one.
         let next = max(largest, largest_of_group(score, lid));
         var weight = 0.0;
         if (visible) { weight = exp_of(score - next); }
@@ -199,8 +199,8 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
             let d = lane + 64u * i;
             if (d >= P.value_size) { break; }
             var sum = sums[i] * rescale;
-            // Eight keys at a time, whose values are all loaded so that no load waits for a weight. A key that is not visible has the first
-            // value of all in its place, and adds nothing, not even zero times that value.
+            // Eight keys at a time: all their values are loaded first, so that no load waits for a weight. For a masked key,
+            // value 0 is loaded instead, but not added, not even times zero.
             let end = select(team, min(team + 64u, u32(keys.y - first)), stored);
             for (var j = team; j < end; j += 8u) {
                 sum += values_of(j, d) + values_of(j + 4u, d);

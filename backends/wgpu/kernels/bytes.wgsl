@@ -1,6 +1,6 @@
 // move_bytes: copies or fills `count` bytes from byte `start` of the target on.
 //
-// A thread makes one word of the target. At the ends it keeps the bytes outside of the range.
+// One thread per word of the target. At the ends, bytes outside the range are kept.
 
 @compute @workgroup_size(64)
 fn move_bytes(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {

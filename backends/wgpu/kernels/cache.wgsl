@@ -1,5 +1,5 @@
-// The paged KV cache: writing keys and values, or P.head elements of each key from P.head_offset on, and moving pages. A thread moves
-// one element.
+// The paged KV cache: writing keys and values, or P.head elements of each key from P.head_offset on, and moving pages. One thread
+// per element.
 
 #if WRITE
 @compute @workgroup_size(64)

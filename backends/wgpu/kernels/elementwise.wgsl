@@ -1,4 +1,4 @@
-// Elementwise ops. A thread makes one element of the result, `columns` of which are a row.
+// Elementwise ops. One thread per element of the result, whose rows have `columns` elements.
 
 struct Place { row: u32, column: u32, live: bool }
 

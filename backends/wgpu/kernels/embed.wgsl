@@ -1,5 +1,6 @@
-// Token embedding. A thread makes one element of the result. A dispatch runs for each pair of parts of the two tables, in order, and
-// the last that has both rows writes the element: one with a further part of a table only writes rows of which it has that table's.
+// Token embedding. One thread per element of the result. If tables are split into parts, there is one dispatch per pair of parts
+// of the token and position tables, in order. A dispatch writes only rows that are in its part of a table, so the last one that
+// has both rows determines the element.
 
 @compute @workgroup_size(64)
 fn embed(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {

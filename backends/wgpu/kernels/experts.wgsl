@@ -1,8 +1,8 @@
-// Linear layers of which each row takes its own part of the weight: those of experts, and those of heads.
+// Grouped linear layers, in which each row selects a matrix of the weight: by expert, or by head.
 //
 // Row t of x has P.slots slots. Slot j is assignment t * P.slots + j; its inputs begin at column j * P.x_slot of the row, and its
-// outputs at column j * P.y_slot. The weight holds the matrices of all experts, P.outputs rows each. With HEADS slot j belongs to
-// matrix j, and a row has behind the outputs of each head the rest of the head, which another dispatch copies.
+// outputs at column j * P.y_slot. The weight holds the matrices of all experts, P.outputs rows each. With HEADS, slot j uses
+// matrix j, and the outputs of each head are followed by the rest of the head, which another dispatch copies.
 
 // The matrix of a slot; NONE if the slot is skipped.
 fn matrix_of(row: u32, slot: u32) -> u32 {
@@ -23,7 +23,7 @@ fn live_rows() -> u32 {
 #endif
 }
 
-// Four inputs of a slot. Those behind the last are zeros, as are those of the weight.
+// Four inputs of a slot; zeros past the last, as in the weight.
 fn x4(start: u32, column: u32) -> vec4<f32> {
 #if VECTORS
     return x_get4((start + column) / 4u);
@@ -55,7 +55,7 @@ fn finish(row: u32, slot: u32, matrix: u32, first: u32, sums: vec4<f32>) {
 }
 
 #if FEW
-// For few rows of each matrix: a workgroup makes four outputs of an assignment. Its threads share the columns.
+// For few rows of each matrix: one workgroup per four outputs of an assignment. Its threads divide the columns.
 var<workgroup> partial: array<vec4<f32>, THREADS>;
 var<workgroup> matrix_shared: u32;
 
@@ -82,7 +82,7 @@ fn experts_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) n
         if (row < live_rows()) {
             let matrix = matrix_of(row, slot);
             let place = matrix * P.outputs + first;
-            // A unit of which the bound part has no row is left to another dispatch.
+            // A unit without rows in the bound part is computed by another dispatch.
             let end = min(place + 4u, (matrix + 1u) * P.outputs);
             if (matrix != NONE && place < P.w_first + P.w_rows && end > P.w_first) { matrix_shared = matrix; }
         }
@@ -112,11 +112,11 @@ fn experts_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) n
 #endif
 
 #if MANY
-// For many rows of each matrix: a workgroup of 256 threads makes a tile of 64 assignments of a matrix by 64 outputs, a thread four by
-// four of them. Tiles of 16 columns of both factors pass through workgroup memory.
+// For many rows of each matrix: a workgroup of 256 threads computes a tile of 64 assignments of a matrix by 64 outputs, four by
+// four per thread. Tiles of 16 columns of both factors are staged in workgroup memory.
 var<workgroup> x_tile: array<array<f32, 68>, 16>;
 var<workgroup> w_tile: array<array<f32, 68>, 16>;
-// The matrix of the tile, its first place in `order` (or its first row), and the number of its assignments.
+// The matrix of the tile, its first index in `order` (or its first row), and the number of its assignments.
 var<workgroup> tile_shared: vec3<u32>;
 
 // Finds the tile of this number among the tiles of all matrices.
@@ -208,7 +208,7 @@ fn experts_many(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) 
 #endif
 
 #if COPY
-// Copies the rest of each head of x behind the outputs of the head. A thread copies one element.
+// Copies the rest of each head of x after the outputs of the head. One thread per element.
 @compute @workgroup_size(64)
 fn copy_rest(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
     let index = flat_group(wid, nwg) * 64u + lid;

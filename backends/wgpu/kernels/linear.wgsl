@@ -1,11 +1,11 @@
-// Linear layers, with what comes before and after them in a layer. Weights are decoded in registers, four columns at a time.
+// Linear layers with optional preceding norm and epilogue. Weights are dequantised in registers, four columns at a time.
 //
-// A dispatch makes the outputs of the rows of the weight that are bound: P.units units from P.first_unit on.
+// A dispatch computes the outputs of the bound rows of the weight: P.units units from P.first_unit on.
 //
-// Outputs are made in units of four, which belong together in what follows: two gates and the two features that they gate, or
-// the halves of two rotated pairs.
+// Outputs are computed in units of four that belong together in the epilogue: two gates and their two up features, or two
+// rotated pairs.
 
-// The four outputs of a unit. A number that is not below P.outputs stands for none.
+// The four outputs of a unit; indices from P.outputs on do not exist.
 fn outputs_of(unit: u32) -> vec4<u32> {
     let first = 4u * unit;
 #if CONCATENATED
@@ -27,7 +27,7 @@ fn outputs_of(unit: u32) -> vec4<u32> {
 #endif
 }
 
-// Four elements of a row of x. Those behind the last column are zeros, as are those of the weight.
+// Four elements of a row of x; zeros past the last column, as in the weight.
 fn x4(row: u32, column: u32) -> vec4<f32> {
 #if VECTORS
     return x_get4((row * P.x_stride + column) / 4u);
@@ -93,7 +93,7 @@ fn rotated(y: vec4<f32>, position: i32, first: u32) -> vec4<f32> {
 #endif
 }
 
-// Writes a query, or a key or value to its place in the cache.
+// Writes a query, or a key or value to its cache slot.
 fn store_head(row: u32, unit: u32, outputs: vec4<u32>, product: vec4<f32>) {
     let first = 4u * unit;
     let is_value = first >= P.query_columns + P.key_columns;
@@ -134,7 +134,7 @@ fn store_head(row: u32, unit: u32, outputs: vec4<u32>, product: vec4<f32>) {
 }
 #endif
 
-// Writes what follows from the sums of a unit.
+// Applies the epilogue to the sums of a unit, and writes the results.
 fn finish(row: u32, unit: u32, sums: vec4<f32>) {
     let outputs = outputs_of(unit);
     var y = sums;
@@ -175,8 +175,8 @@ fn finish(row: u32, unit: u32, sums: vec4<f32>) {
 }
 
 #if FEW
-// For few rows: a workgroup makes one unit of up to ROWS rows. Its threads share the columns, so that the weight is read once and
-// consecutive threads read consecutive vectors of 16 bytes, four of them in flight for each thread.
+// For few rows: one workgroup per unit of up to ROWS rows. Its threads divide the columns, so that the weight is read once and
+// consecutive threads read consecutive vectors of 16 bytes, with four loads in flight per thread.
 var<workgroup> partial: array<vec4<f32>, THREADS>;
 
 // The sum of a value of all threads of the workgroup.
@@ -250,8 +250,8 @@ fn linear_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nw
 #endif
 
 #if MANY
-// For many rows: a workgroup of 256 threads makes a tile of 64 rows by 16 units, a thread 4 rows of a unit. Tiles of 16 columns of
-// both factors pass through workgroup memory.
+// For many rows: a workgroup of 256 threads computes a tile of 64 rows by 16 units, 4 rows of a unit per thread. Tiles of 16
+// columns of both factors are staged in workgroup memory.
 var<workgroup> x_tile: array<array<f32, 68>, 16>;
 var<workgroup> w_tile: array<array<f32, 68>, 16>;
 #if NORM

@@ -1,7 +1,7 @@
 // The router of a mixture of experts, the grouping of assignments by expert, and the weighted sum of a token's experts.
 
 #if ROUTE
-// A workgroup of 64 threads routes a row. Logits, keys and what is still free are in workgroup memory.
+// One workgroup of 64 threads per row. Logits, keys and the experts that are still selectable are in workgroup memory.
 var<workgroup> logit: array<f32, EXPERTS>;
 var<workgroup> key: array<f32, EXPERTS>;
 var<workgroup> free: array<u32, EXPERTS>;
@@ -130,7 +130,7 @@ fn score_all(largest: f32, lid: u32) {
     workgroupBarrier();
 }
 
-// The share of an expert in the softmax over the free experts that are near it.
+// The share of an expert in the softmax over the selectable experts near it.
 fn share_of_near(expert: u32, lid: u32) -> f32 {
     let top = logit[expert];
     var sum = 0.0;
@@ -168,7 +168,7 @@ fn moe_route(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
         own = max(own, z);
     }
     let largest = largest_of_group(own, lid);
-    // A row is unsound if it has a NaN or plus infinity, or nothing but minus infinity.
+    // A row is invalid if it has a NaN or plus infinity, or only minus infinities.
     let unsound = atomicLoad(&unsound_shared) != 0u || is_minus_infinity(largest);
 #if IDS
     for (var j = lid; j < SLOTS; j += 64u) { chosen[j] = ids_get(row * P.ids_stride + j); }
@@ -251,12 +251,12 @@ fn moe_route(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
 #endif
 
 #if GROUP
-// A workgroup of 256 threads places the assignments to one expert; one more workgroup fills what is left of `order`. The first pass
-// over all assignments counts those to experts before its own, the second writes its own in ascending order.
+// One workgroup of 256 threads per expert writes the expert's assignments; one more workgroup fills the rest of `order`. The
+// first pass over all assignments counts those of earlier experts, the second writes its own in ascending order.
 var<workgroup> counts: array<u32, 256>;
 var<workgroup> rows_shared: u32;
 
-// The number of the expert of an assignment among those of the device; NONE if it has none.
+// The local index of an assignment's expert; NONE if it has none on this device.
 fn place_of(assignment: u32) -> u32 {
     let expert = experts_get(assignment / P.slots * P.experts_stride + assignment % P.slots);
     if (expert < 0 || u32(expert) < P.first_expert || u32(expert) - P.first_expert >= P.count) { return NONE; }
@@ -310,7 +310,7 @@ fn moe_group(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
 #endif
 
 #if COMBINE
-// A thread makes one element of the result.
+// One thread per element of the result.
 @compute @workgroup_size(64)
 fn moe_combine(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
     let index = flat_group(wid, nwg) * 64u + lid;

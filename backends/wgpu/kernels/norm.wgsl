@@ -1,4 +1,5 @@
-// Norms. A workgroup of 128 threads norms one group of `width` features of a row: a tree of sums, then the scaled elements.
+// Norms. A workgroup of 128 threads normalises one group of `width` features of a row: a tree reduction, then the scaled
+// elements.
 //
 // Bytes: x twice (the second time from a cache) and y once.
 
@@ -17,7 +18,7 @@ fn sum_of_group(value: f32, lid: u32) -> f32 {
     return partial[0];
 }
 
-// The rows that have values, as a number that is the same for all threads.
+// The number of valid rows, as a value that is uniform over the workgroup.
 fn shared_rows(lid: u32) -> u32 {
     if (lid == 0u) { rows_shared = min(x_live(), y_live()); }
     return workgroupUniformLoad(&rows_shared);

@@ -2,7 +2,7 @@
 
 const NONE: u32 = 0xffffffffu;
 
-// The number of this workgroup in a grid of up to three dimensions.
+// The linear index of this workgroup in a grid of up to three dimensions.
 fn flat_group(wid: vec3<u32>, nwg: vec3<u32>) -> u32 {
     return wid.x + nwg.x * (wid.y + nwg.y * wid.z);
 }
@@ -26,7 +26,7 @@ fn is_minus_infinity(x: f32) -> bool {
     return bitcast<u32>(x) == 0xff800000u;
 }
 
-// The float with these bits. Bits in a variable keep compilers from rejecting constants that are infinite.
+// The float with these bits. The bits are in a variable because compilers reject infinite constants.
 fn minus_infinity() -> f32 {
     var bits = 0xff800000u;
     return bitcast<f32>(bits);

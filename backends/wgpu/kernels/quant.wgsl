@@ -1,7 +1,7 @@
 // Quantised activations: a scale and signed bytes for each row, and linear layers over them with exact integer sums.
 
 #if QUANTISE
-// A workgroup of 128 threads quantises a row: the largest magnitude by a tree, then four integers of a thread at a time.
+// A workgroup of 128 threads quantises a row: the largest magnitude by a tree reduction, then four integers per thread at a time.
 //
 // Bytes: x twice (the second time from a cache) and y once.
 
@@ -69,7 +69,7 @@ fn quantised(x: f32, scale: u32) -> u32 {
     let magnitude = bits & 0x7fffffffu;
     if (scale == 0u) { return 0u; }
     var integer = 0u;
-    // Where the approximate quotient is far from the middle of two integers, the exact one has the same nearest integer.
+    // If the approximate quotient is far enough from the middle between two integers, the exact one rounds to the same integer.
     let approximate = bitcast<f32>(magnitude) / bitcast<f32>(scale);
     let part = fract(approximate);
     if (scale >= 0x0d800000u && approximate < 126.0 && abs(part - 0.5) > 0.001) {
@@ -86,7 +86,7 @@ fn quant_per_token(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroup
     if (lid == 0u) { rows_shared = min(x_live(), min(y_live(), scales_live())); }
     if (row >= workgroupUniformLoad(&rows_shared)) { return; }
     let x = row * P.x_stride;
-    // Magnitudes are compared as bits, whose order is that of the numbers and which no adapter flushes.
+    // Magnitudes are compared as bits: the order is the same, and adapters do not flush subnormal bits.
     var largest = 0u;
     for (var i = lid; i < P.columns; i += 128u) { largest = max(largest, bitcast<u32>(x_get(x + i)) & 0x7fffffffu); }
     partial[lid] = largest;
@@ -118,7 +118,7 @@ fn signed_bytes(vector: vec4<u32>) -> vec4<u32> {
     return vector ^ vec4<u32>(0x80808080u);
 }
 
-// Four bytes of x from byte `at` on, of which the first `count` belong to the row; the others are zeros.
+// Four bytes of x from byte `at` on; the first `count` belong to the row, the others are replaced by zeros.
 fn x_word(at: u32, count: u32) -> u32 {
 #if ALIGNED
     let word = x_get(at / 4u);
@@ -131,7 +131,7 @@ fn x_word(at: u32, count: u32) -> u32 {
     return word & ((1u << (8u * count)) - 1u);
 }
 
-// Sixteen bytes of a row of x from a column on. Those behind the last column are zeros.
+// Sixteen bytes of a row of x from a column on; zeros past the last column.
 fn x16(row: u32, column: u32) -> vec4<u32> {
     var words = vec4<u32>();
     for (var i = 0u; i < 4u; i += 1u) {
@@ -164,14 +164,14 @@ fn finish(row: u32, unit: u32, sums: vec4<i32>) {
     }
 }
 
-// The product of an exact sum with two scales. A sum may have more bits than a float, so it is taken in two parts.
+// The product of an exact sum with two scales. A sum may have more bits than an f32, so it is split into two parts.
 fn scaled(sum: i32, x_scale: f32, w_scale: f32) -> f32 {
     let low = sum & 0xffff;
     return (f32(sum - low) * w_scale + f32(low) * w_scale) * x_scale;
 }
 
 #if FEW
-// For few rows: a workgroup makes four outputs of up to ROWS rows. Its threads share the columns.
+// For few rows: one workgroup per four outputs of up to ROWS rows. Its threads divide the columns.
 var<workgroup> partial: array<vec4<i32>, THREADS>;
 
 fn sum_of_group(value: vec4<i32>, lid: u32) -> vec4<i32> {
@@ -212,8 +212,8 @@ fn linear_w8a8_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroup
 #endif
 
 #if MANY
-// For many rows: a workgroup of 256 threads makes a tile of 64 rows by 64 outputs, a thread four by four of them. Tiles of 64 columns
-// of both factors pass through workgroup memory, four columns to a word.
+// For many rows: a workgroup of 256 threads computes a tile of 64 rows by 64 outputs, four by four per thread. Tiles of 64
+// columns of both factors are staged in workgroup memory, four columns per word.
 var<workgroup> x_tile: array<array<u32, 68>, 16>;
 var<workgroup> w_tile: array<array<u32, 68>, 16>;
 

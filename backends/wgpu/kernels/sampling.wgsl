@@ -94,8 +94,8 @@ var<workgroup> greedy_shared: u32;
 // The digit at which the weights reach what is wanted, the weight of higher digits, and that of its own.
 struct Bin { digit: u32, before: vec2<u32>, weight: vec2<u32> }
 
-// Tokens are ordered by their logit, largest first, and of equal logits by their id. The filters keep the first of this order:
-// those whose key is above `key`, and those with this key and an id of at most `token`.
+// Tokens are ordered by logit, largest first, then by id. The filters keep a prefix of this order: the tokens whose key is
+// above `key`, and those with this key and an id of at most `token`.
 struct Cut { key: u32, token: u32 }
 
 // An integer of the same order as the float. Both zeros are equal.
@@ -109,7 +109,7 @@ fn keeps(cut: Cut, key: u32, token: u32) -> bool {
     return key > cut.key || (key == cut.key && token <= cut.token);
 }
 
-// Whether a logit can be drawn.
+// Whether a token with this logit can be sampled.
 fn is_candidate(x: f32) -> bool {
     return !is_nan(x) && !is_minus_infinity(x);
 }
@@ -166,11 +166,12 @@ fn bin_of(i: u32) -> vec2<u32> {
     return vec2<u32>(atomicLoad(&low_bins[255u - i]), atomicLoad(&high_bins[255u - i]));
 }
 
-// The cut behind the first candidates of `kept` whose weights reach `amount`: a number of tokens, or a share of the mass.
+// The cut after the shortest prefix of the candidates in `kept` whose weights reach `amount`: a number of tokens, or a share of
+// the probability mass.
 //
-// Radix selection: a histogram of the weights by the digit of 8 bits at hand, of the tokens that have the digits found so far,
-// tells the next digit. The first four digits are those of the key. If the cut falls between tokens of equal keys, four digits
-// of the id follow, inverted because low ids come first.
+// Radix selection with 8-bit digits: a histogram of the weights of the tokens that match the digits found so far gives the
+// next digit. The first four digits are those of the key. If the cut falls between tokens of equal keys, four digits of the id
+// follow, inverted because low ids come first.
 fn cut_of(row: u32, kept: Cut, by_mass: bool, amount: f32, largest: f32, temperature: f32, lid: u32) -> Cut {
     var wanted = vec2<u32>();
     var key_found = 0u;
@@ -197,7 +198,7 @@ fn cut_of(row: u32, kept: Cut, by_mass: bool, amount: f32, largest: f32, tempera
             if (high > 0u) { atomicAdd(&high_bins[bin], high); }
         }
         workgroupBarrier();
-        // The thread has BINS bins, counted from the highest, and makes the sum of those and all before them.
+        // Each thread has BINS bins, counted from the highest, and computes their inclusive prefix sum.
         let first_bin = lid * BINS;
         var sum = vec2<u32>();
         for (var i = first_bin; i < min(first_bin + BINS, 256u); i += 1u) { sum = add_64(sum, bin_of(i)); }
@@ -233,7 +234,7 @@ fn cut_of(row: u32, kept: Cut, by_mass: bool, amount: f32, largest: f32, tempera
         mask |= 255u << shift;
         if (digit == 3u) {
             key_found = found;
-            // Digits that are zero in all ids are known.
+            // Skips digits that are zero in all ids.
             digit += min(countLeadingZeros(P.columns - 1u) / 8u, 3u);
             mask = ~(0xffffffffu >> (8u * (digit - 3u)));
             found = mask;
@@ -260,7 +261,7 @@ fn philox(key: vec2<u32>, token: u32, position: u32) -> u32 {
 fn gumbel(word: u32) -> f32 {
     let scale = 2.3283064365386963e-10;
     let v = (f32(word) + 0.5) * scale;
-    // Where 1 - v would lose digits of v, the series of ln(1 - v) in v keeps them.
+    // For small v, 1 - v would lose digits of v, so a series of ln(1 - v) is used.
     if (v < 0.25) { return -ln_of(-ln_near_one(-v, 0.0)); }
     return -ln_of(-ln_of((f32(~word) + 0.5) * scale));
 }

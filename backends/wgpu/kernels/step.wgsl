@@ -4,7 +4,7 @@ const IN_PROMPT: i32 = 0x40000000;
 const LARGEST: u32 = 0x7fffffffu;
 
 #if PREPARE
-// What all threads of the workgroup know of the sequence at hand.
+// Data of the current sequence, uniform over the workgroup.
 struct Sequence {
     request: i32,
     source: i32,
@@ -17,7 +17,7 @@ var<workgroup> tokens_shared: u32;
 var<workgroup> sequences_shared: u32;
 var<workgroup> sequence_shared: Sequence;
 
-// One workgroup takes the sequences in turn; its threads share the tokens and pages of each.
+// One workgroup loops over the sequences; its threads divide the tokens and pages of each.
 @compute @workgroup_size(256)
 fn prepare_step(@builtin(local_invocation_index) lid: u32) {
     if (lid == 0u) {
@@ -36,7 +36,7 @@ fn prepare_step(@builtin(local_invocation_index) lid: u32) {
         slots_set(row * P.slots_stride, -1);
     }
     for (var sequence = 0u; sequence < sequences; sequence += 1u) {
-        // Orders the writes of the sequence before, which may be of the same request.
+        // Orders the writes of the previous sequence, which may belong to the same request.
         storageBarrier();
         workgroupBarrier();
         if (lid == 0u) {

@@ -1,4 +1,5 @@
-// Access to the weight NAME, of which the rows from NAME_first on are bound. A vector is 16 bytes of a row: one quad of four elements, or as many as NAME_QUADS says.
+// Access to the weight NAME, whose rows from NAME_first on are bound. A vector is 16 bytes of a row: NAME_QUADS quads of four
+// elements.
 #if F32
 const NAME_QUADS: u32 = 1u;
 #endif
@@ -16,7 +17,7 @@ fn NAME_vector(row: u32, index: u32) -> vec4<u32> {
     return NAME_data[(row - P.NAME_first) * (P.NAME_row_words / 4u) + index];
 }
 
-// Scale and zero point or minimum of the group that a column of a row belongs to. Both lie in one vector.
+// The scale, and the zero point or minimum, of the group of a column of a row. Both are in one vector.
 fn NAME_affine(row: u32, column: u32) -> vec2<f32> {
 #if QUANTISED
     let at = P.NAME_scales + 2u * ((row - P.NAME_first) * P.NAME_groups + column / P.NAME_group);

@@ -26,14 +26,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 #[derive(Debug)]
 pub struct WgpuBackend {
     info: BackendInfo,
-    /// The longest part of a weight in bytes, if it is less than the adapter allows.
+    /// The maximum size in bytes of a part of a weight, if less than the adapter's limit.
     part_bytes: Option<usize>,
     /// The contexts of the devices that it has opened.
     opened: Mutex<Vec<Weak<Context>>>,
 }
 
 impl WgpuBackend {
-    /// The backend. It needs nothing: a missing driver shows when devices are listed.
+    /// Makes the backend. Always succeeds: a missing driver is reported when devices are listed.
     pub fn new() -> Self {
         let info = BackendInfo {
             name: "wgpu".into(),
@@ -43,14 +43,13 @@ impl WgpuBackend {
         Self { info, part_bytes: None, opened: Mutex::default() }
     }
 
-    /// A backend that keeps weights longer than `bytes` in parts of as many rows as fit into that, but at least four. Weights longer
-    /// than a binding of the adapter are kept in parts in any case; tests make that happen to short ones.
+    /// A backend that splits weights longer than `bytes` into parts, each of as many rows as fit, but at least four. Weights
+    /// longer than a binding of the adapter are always split; this lets tests split short ones.
     pub fn with_weight_parts(bytes: usize) -> Self {
         Self { part_bytes: Some(bytes), ..Self::new() }
     }
 
-    /// Destroys all devices that were opened with this backend and are open, as a driver that is reset does. Tests see by this what
-    /// is made of a device that is lost.
+    /// Destroys all open devices of this backend, as a driver reset does, to test how a lost device is handled.
     pub fn lose_devices(&self) {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         opened.iter().filter_map(Weak::upgrade).for_each(|context| context.destroy());

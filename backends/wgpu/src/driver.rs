@@ -1,4 +1,4 @@
-//! What lies between wgpu and the kernels: context, memory, streams, transfers, shaders and pipelines.
+//! The layer between wgpu and the kernels: context, memory, streams, transfers, shaders and pipelines.
 
 pub(crate) mod adapter;
 pub(crate) mod context;

@@ -1,7 +1,7 @@
-//! Collectives: tensors pass through host memory, where the collectives of core exchange them.
+//! Collectives through host memory, by the host collectives of core.
 //!
-//! WebGPU has neither a collective library nor a way for the host to take part in a stream of work. A collective therefore waits, when
-//! it is enqueued, for the work before it, and copies its results back before it returns.
+//! WebGPU has no collective library and no host callbacks in a stream. So enqueueing a collective waits for the work before it,
+//! and copies the results back before it returns.
 
 use crate::driver::{
     context::Context,
@@ -24,14 +24,14 @@ use std::{
     time::Duration,
 };
 
-/// The longest wait for the work in front of a collective.
+/// The longest wait for the work before a collective.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A host backend without kernels of its own: what it runs are the ops that all host backends share.
+/// A host backend without its own kernels: it runs only the ops that all host backends share, the collectives.
 #[derive(Debug)]
 struct NoKernels;
 
-/// The weight and kernel of [`NoKernels`], of which there are none.
+/// The uninhabited weight and kernel type of [`NoKernels`].
 #[derive(Debug)]
 enum Nothing {}
 
@@ -81,7 +81,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// The device in host memory that runs the collectives, opened when first asked for.
+    /// The host device that runs the collectives, opened when first needed.
     fn host(&self) -> Result<&Arc<dyn Device>> {
         if let Some(host) = self.host.get() {
             return Ok(host);
@@ -149,7 +149,7 @@ impl Plan for ExchangePlan {
     }
 }
 
-/// A range of device memory, the pinned memory that it is copied to, and the memory that the collective works on.
+/// A range of device memory, the pinned memory that it is copied to, and the slice that the collective works on.
 #[derive(Debug)]
 struct Image {
     device: BufferSlice,
@@ -157,14 +157,14 @@ struct Image {
     host: BufferSlice,
 }
 
-/// The images of the arguments of a call.
+/// The host images of the arguments of a call.
 struct Images<'a> {
     plan: &'a ExchangePlan,
     known: Vec<Image>,
 }
 
 impl Images<'_> {
-    /// The image of a range; a result that updates an operand has the operand's.
+    /// The image of a range; a result that updates an operand shares the operand's image.
     fn of(&mut self, slice: &BufferSlice) -> Result<BufferSlice> {
         if let Some(image) = self.known.iter().find(|image| image.device.same(slice)) {
             return Ok(image.host.clone());
@@ -185,8 +185,8 @@ impl Images<'_> {
     }
 }
 
-/// The ranges of a result that are copied back, as host and device memory: one, or each row where rows have gaps between them, which
-/// may belong to other tensors.
+/// The ranges of a result to copy back, as host and device memory: a single range, or each row if rows have gaps, which may
+/// belong to other tensors.
 fn rows_of(desc: &TensorDesc, device: &BufferSlice, host: &BufferSlice) -> Result<Vec<[BufferSlice; 2]>> {
     let bytes = desc.bytes()?;
     let (&[rows, width], &[stride, 1]) = (desc.shape.as_slice(), desc.strides.as_slice()) else {

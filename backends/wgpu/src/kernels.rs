@@ -1,4 +1,4 @@
-//! Query, plan, bind and enqueue: the kernel traits of core.
+//! Implements core's kernel traits: query, plan, bind and enqueue.
 
 use crate::{
     driver::{
@@ -61,9 +61,9 @@ impl Kernels for WgpuKernels {
         if call.op.mesh_axis().is_some() {
             return Ok(Support { capture_safe: false, ..self.exchange.query(call)? });
         }
-        // Without graphs there is nothing that could capture a call.
+        // The backend has no graphs, so calls are never captured.
         Ok(match self.planned(call) {
-            // The number of rows of a linear layer decides in which order its sums are made.
+            // The order of sums in a linear layer depends on the number of rows.
             Ok(_) => Support {
                 capture_safe: false,
                 batch_invariant: !matches!(call.op, Op::Linear(_) | Op::Region(_)),
@@ -130,7 +130,7 @@ impl Plan for WgpuPlan {
     }
 }
 
-/// A copy of a row count to where the shader of a call reads it.
+/// A copy of a row count to the buffer where the shader reads it.
 #[derive(Debug)]
 struct Gather {
     from: Arc<WgpuBuffer>,
@@ -182,7 +182,7 @@ fn storage_of<'a>(
     Ok((buffer, binding.slice.offset, binding.extent.as_ref()))
 }
 
-/// The binding that holds all of these words of one buffer, by its offset and length in bytes; `None` if it would be too long.
+/// The offset and length in bytes of a binding that contains all of these words of one buffer; `None` if it would be too long.
 fn window(extents: &[(usize, &BufferSlice)], alignment: usize, longest: u64) -> Option<(usize, usize)> {
     let offsets = || extents.iter().map(|(_, extent)| extent.offset);
     let start = offsets().min()? / alignment * alignment;
@@ -191,11 +191,11 @@ fn window(extents: &[(usize, &BufferSlice)], alignment: usize, longest: u64) -> 
 }
 
 impl WgpuCall {
-    /// Where a shader reads the row counts of bounded tensors: a buffer, and offset and length of its binding. Tells the words of the
-    /// uniform which element each of them is.
+    /// The binding from which a shader reads the row counts of bounded tensors: buffer, offset and length. Sets the words of the
+    /// uniform to the index of each count in it.
     ///
-    /// Counts in one buffer are read where they are. Others are copied together in front of the dispatch, which takes as long as a
-    /// dispatch does.
+    /// Counts that fit into one binding are read in place. Others are first gathered into one buffer, which takes as long as a
+    /// dispatch.
     fn counts(
         &mut self,
         extents: &[(usize, &BufferSlice)],

@@ -1,8 +1,8 @@
 //! The portable GPU backend of dsrun: kernels in WGSL on Vulkan, Metal and Direct3D 12, through wgpu.
 //!
-//! A call is planned as a list of dispatches, each with its shader, its constants and its grid; all of this follows from the
-//! description of the call. Binding makes the bind groups and uniforms. Enqueueing encodes the dispatches into a command buffer,
-//! which a stream submits when it holds many, or when something waits.
+//! A call is planned as a list of dispatches, each with its shader, constants and grid, from the description of the call only.
+//! Binding creates the bind groups and uniforms. Enqueueing encodes the dispatches into a command buffer, which a stream submits
+//! when it holds many dispatches, or when something waits.
 //!
 //! | module | holds |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | `driver` | context, memory, streams, transfers, shaders and pipelines |
 //! | `exchange` | collectives, through host memory |
 //! | `kernels` | query, prepack, plan, bind, enqueue |
-//! | `probe` | what an adapter does to subnormal numbers |
-//! | `ops` | from a call to its dispatches, one file per op family |
+//! | `probe` | whether an adapter flushes subnormal numbers |
+//! | `ops` | plans calls as dispatches, one file per op family |
 //! | `kernels/*.wgsl` | the shaders, one file per family |
 
 mod backend;

@@ -1,4 +1,4 @@
-//! From a call to its dispatches: one file per op family, as in [`dsrun_core::op`].
+//! Plans calls as dispatches: one file per op family, as in [`dsrun_core::op`].
 
 mod activation;
 mod attention;
@@ -50,7 +50,7 @@ pub(crate) fn plan(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
         Op::KvWrite(_) => cache::kv_write(call),
         Op::PageGather(_) => cache::page_gather(call),
         Op::PageScatter(_) => cache::page_scatter(call),
-        // Attention needs no work list. One that is there all the same holds nothing.
+        // Attention of this backend needs no work list, so the call does nothing.
         Op::AttentionPrepare(_) => Ok(CallPlan::default()),
         Op::PagedAttention(op) => {
             attention::paged_attention(op, call, spec.limits.max_compute_workgroup_storage_size)

@@ -1,4 +1,4 @@
-//! Measures what an adapter does to subnormal numbers. WGSL lets it choose, and no API reports the choice.
+//! Measures whether an adapter flushes subnormal numbers. WGSL permits both, and no API reports it.
 
 use dsrun_core::{
     DType, Result, TensorDesc,
@@ -54,7 +54,7 @@ pub(crate) fn flushed(name: &str, device: &dyn Device) -> Result<Flushed> {
             flushed.results.push(probe.dtype);
         }
     }
-    tracing::debug!(name, ?flushed, "measured what the adapter does to subnormal numbers");
+    tracing::debug!(name, ?flushed, "measured whether the adapter flushes subnormal numbers");
     known().get_or_insert_default().insert(name.to_owned(), flushed.clone());
     Ok(flushed)
 }

@@ -4,14 +4,14 @@ use dsrun_core::{Code, Error, Result};
 use std::{fmt, sync::OnceLock};
 use wgpu::{Adapter, AdapterInfo, Backends, DeviceType, Features, Instance, InstanceDescriptor, Limits};
 
-/// The environment variable that selects adapters by a part of their name. Only it makes a software adapter count beside a
-/// hardware one.
+/// The environment variable that selects adapters by a part of their name. Without it, software adapters are only offered
+/// if there is no hardware adapter.
 pub(crate) const ADAPTER: &str = "DSRUN_WGPU_ADAPTER";
 
 /// The APIs that the backend uses.
 const APIS: Backends = Backends::VULKAN.union(Backends::METAL).union(Backends::DX12);
 
-/// The features that timestamps between the commands of a command buffer need.
+/// The features required for timestamps between the commands of a command buffer.
 const TIMESTAMPS: Features = Features::TIMESTAMP_QUERY.union(Features::TIMESTAMP_QUERY_INSIDE_ENCODERS);
 
 /// The instance of the process. Creating one loads the drivers, which takes tens of milliseconds.
@@ -45,7 +45,7 @@ pub(crate) fn all() -> Vec<Adapter> {
 /// The adapters that the backend offers as devices, in the order of their indices.
 ///
 /// # Errors
-/// [`Code::Unavailable`] if there is none, or none has the name that is asked for; the message lists those there are.
+/// [`Code::Unavailable`] if there is none, or none matches the requested name; the message lists the available ones.
 pub(crate) fn offered() -> Result<Vec<Adapter>> {
     let wanted = std::env::var(ADAPTER).ok().filter(|name| !name.is_empty());
     let adapters = all();
@@ -59,7 +59,7 @@ pub(crate) fn offered() -> Result<Vec<Adapter>> {
     let kept = select(&names, &software, wanted.as_deref());
     if kept.is_empty() {
         let message = format!(
-            "{ADAPTER} is {:?}, which is part of no adapter's name; there are: {}",
+            "{ADAPTER} is {:?}, which matches no adapter's name; there are: {}",
             wanted.unwrap_or_default(),
             names.join(", ")
         );
@@ -74,7 +74,7 @@ pub(crate) fn offered() -> Result<Vec<Adapter>> {
     Ok(offered)
 }
 
-/// The indices of the adapters to offer: those whose name has the wanted part, or else hardware, or else all.
+/// The indices of the adapters to offer: those whose name contains `wanted`; without it, hardware adapters, or else all.
 fn select(names: &[String], software: &[bool], wanted: Option<&str>) -> Vec<usize> {
     let all = 0..names.len();
     if let Some(wanted) = wanted {
@@ -85,31 +85,31 @@ fn select(names: &[String], software: &[bool], wanted: Option<&str>) -> Vec<usiz
     all.filter(|index| !any_hardware || !software[*index]).collect()
 }
 
-/// The features and limits of an open device, from which kernels are chosen.
+/// The features and limits of an open device, by which kernels are chosen.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceSpec {
     /// The name of the adapter with its API.
     pub(crate) name: String,
     /// Whether shaders can load, store and convert f16.
     pub(crate) f16: bool,
-    /// Whether shaders can load and store 16-bit integers, as which bf16 is stored.
+    /// Whether shaders can load and store 16-bit integers, which represent bf16.
     pub(crate) i16: bool,
     /// The number of lanes of every subgroup, if the adapter has subgroups and all are equal. It is reported; no kernel uses it.
     pub(crate) subgroup: Option<u32>,
-    /// Whether command buffers can note the time on the device.
+    /// Whether command buffers can write timestamps.
     pub(crate) timestamps: bool,
     /// Whether the adapter computes on the CPU.
     pub(crate) software: bool,
     /// The alignment of the offsets of bindings, in bytes.
     pub(crate) alignment: usize,
-    /// The bytes beyond which a weight is kept in parts.
+    /// The maximum size of a part of a weight, in bytes.
     pub(crate) part_bytes: usize,
     /// The limits of the device.
     pub(crate) limits: Limits,
 }
 
 impl DeviceSpec {
-    /// The features to ask an adapter for: those of which the kernels make use and that it has.
+    /// The features to request: those that the kernels can use and the adapter has.
     pub(crate) fn features(adapter: &Adapter) -> Features {
         let wanted = Features::SHADER_F16
             | Features::SHADER_I16
@@ -144,7 +144,7 @@ impl DeviceSpec {
     }
 }
 
-/// The longest range in bytes that one binding can have, which lies in one buffer.
+/// The longest range in bytes that one binding can have; a binding lies in one buffer.
 fn binding_bytes(limits: &Limits) -> usize {
     let bytes = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
     usize::try_from(bytes).unwrap_or(usize::MAX)

@@ -1,4 +1,4 @@
-//! What a device handle, its buffers, streams and plans share.
+//! The context that a device handle, its buffers, streams and plans share.
 
 use super::{adapter::DeviceSpec, memory::Account, pipeline::Pipelines};
 use dsrun_core::{Code, Error, Result};
@@ -15,13 +15,13 @@ use wgpu::{
     ExperimentalFeatures, MemoryHints, PollError, PollType, Queue, SubmissionIndex, Trace,
 };
 
-/// Bytes of the buffer that stands in where a tensor has no bytes.
+/// Bytes of the placeholder buffer for empty tensors.
 const STAND_IN_BYTES: u64 = 256;
 
-/// The pause between two looks whether another thread has run a callback.
+/// The interval at which to check whether another thread has run a callback.
 const CALLBACK_PAUSE: Duration = Duration::from_micros(20);
 
-/// The first fault of a device, after which it is of no more use.
+/// The first fault of a device, after which it is unusable.
 #[derive(Debug)]
 struct Faults {
     /// The name of the adapter.
@@ -43,7 +43,7 @@ impl Faults {
         }
     }
 
-    /// Notes that the device is lost, for this reason. Other faults may come of that before it is known, so it replaces them.
+    /// Records that the device is lost, and why. This replaces an earlier fault, which may be a consequence of the loss.
     fn lose(&self, reason: &str) {
         let message = format!(
             "{} was lost ({reason}); close it and open it again, or restart the process if that fails",
@@ -55,7 +55,7 @@ impl Faults {
         self.set(Error::new(Code::DeviceLost, message));
     }
 
-    /// The error that wgpu reported of an action; one that says that the device is lost is noted as a fault.
+    /// Converts an error of wgpu; `what` names the operation. An error that says that the device is lost is recorded as a fault.
     fn converted(&self, error: &wgpu::Error, what: &str) -> Error {
         let adapter = &self.adapter;
         match error {
@@ -64,7 +64,7 @@ impl Faults {
             }
             error => {
                 let text = error.to_string();
-                // wgpu has no kind of error for this; every object of a lost device is refused with this text.
+                // wgpu has no error type for this; it refuses every object of a lost device with this text.
                 if text.contains("device is lost") {
                     self.lose("wgpu refuses its objects");
                 }
@@ -81,20 +81,20 @@ impl Faults {
     }
 }
 
-/// What a device handle, its buffers, streams and plans share.
+/// The context that a device handle, its buffers, streams and plans share.
 pub(crate) struct Context {
     pub(crate) device: Device,
     pub(crate) queue: Queue,
     pub(crate) spec: DeviceSpec,
     pub(crate) account: Arc<Account>,
     pub(crate) pipelines: Pipelines,
-    /// Bound where a tensor has no bytes.
+    /// A placeholder that is bound for empty tensors.
     pub(crate) stand_in: Buffer,
     faults: Arc<Faults>,
 }
 
 impl Context {
-    /// Opens a device on an adapter, with parts of weights of `part_bytes` if they are to be shorter than a binding.
+    /// Opens a device on an adapter. `part_bytes` limits the parts of weights further than the adapter's bindings do.
     ///
     /// # Errors
     /// [`Code::Unavailable`] if the driver refuses.
@@ -150,7 +150,8 @@ impl Context {
     pub(crate) fn check(&self) -> Result<()> {
         match self.faults.check() {
             Err(error) if error.code() != Code::DeviceLost => {
-                // The objects of a lost device are invalid, which is noted as a fault before wgpu tells of the loss: in a poll.
+                // The objects of a lost device are invalid, which may be recorded as a fault before wgpu reports the loss in a
+                // poll.
                 let _ = self.device.poll(PollType::Poll);
                 self.faults.check()
             }
@@ -158,7 +159,7 @@ impl Context {
         }
     }
 
-    /// Runs `make`, which creates objects, and turns what wgpu reports of it into an error.
+    /// Runs `make`, which creates objects, and converts wgpu's errors.
     ///
     /// # Errors
     /// [`Code::OutOfMemory`] if memory ran out; [`Code::Internal`] if wgpu refuses the object.
@@ -210,7 +211,7 @@ impl Context {
         grid(groups, self.spec.limits.max_compute_workgroups_per_dimension)
     }
 
-    /// Waits until a submission is done, which runs the callbacks of what was mapped after it.
+    /// Waits until a submission is done, which also runs the callbacks of mappings requested after it.
     ///
     /// # Errors
     /// [`Code::Timeout`] with the name of the wait; the fault of the device.
@@ -222,7 +223,7 @@ impl Context {
             Ok(_) => Ok(()),
             Err(PollError::Timeout) => Err(self.late(what, timeout)),
             Err(error) => {
-                // wgpu refuses to wait for what a lost device never took, and tells of the loss in the next poll.
+                // wgpu refuses to wait for a submission that a lost device never accepted, and reports the loss in the next poll.
                 let _ = self.device.poll(PollType::Poll);
                 self.check()?;
                 Err(Error::internal(format!("waiting for {what} on {}: {error}", self.spec.name)))
@@ -235,8 +236,8 @@ impl Context {
         Error::new(Code::Timeout, message)
     }
 
-    /// Waits until `done`, which a callback of wgpu brings about. The device has done its part before, but the thread whose poll
-    /// found that may be at the callback still.
+    /// Waits until `done`, which a callback of wgpu sets. The device is done already, but the callback may still be running on
+    /// another thread, whose poll noticed it first.
     ///
     /// # Errors
     /// [`Code::Timeout`] with the name of the wait; the fault of the device.
@@ -247,7 +248,7 @@ impl Context {
             if start.elapsed() > timeout {
                 return Err(self.late(what, timeout));
             }
-            // Errors of a poll reach the context as faults.
+            // Errors of a poll are recorded in the context as faults.
             let _ = self.device.poll(PollType::Poll);
             std::thread::sleep(CALLBACK_PAUSE);
         }

@@ -1,4 +1,4 @@
-//! The driver's compiled pipelines on disk, so that a second process does not compile them again.
+//! An on-disk cache of the driver's compiled pipelines, so that later processes need not compile them again.
 
 use sha2::{Digest, Sha256};
 use std::{
@@ -7,7 +7,7 @@ use std::{
 };
 use wgpu::{Adapter, Device, Features, PipelineCache, PipelineCacheDescriptor};
 
-/// A driver's cache of pipelines, which is written to disk when the device handle is dropped.
+/// A driver's pipeline cache, which is written to disk when the device handle is dropped.
 pub(crate) struct DiskCache {
     cache: PipelineCache,
     path: PathBuf,
@@ -15,7 +15,7 @@ pub(crate) struct DiskCache {
 }
 
 impl DiskCache {
-    /// Reads the cache of this adapter and driver; `None` if the driver has no such caches, or no folder is known.
+    /// Reads the cache of this adapter and driver; `None` if the driver does not support caches, or no folder is known.
     pub(crate) fn open(device: &Device, adapter: &Adapter, features: Features) -> Option<Self> {
         if !features.contains(Features::PIPELINE_CACHE) {
             return None;
@@ -35,7 +35,7 @@ impl DiskCache {
         &self.cache
     }
 
-    /// Notes that a pipeline was made with the cache.
+    /// Records that a pipeline was created with the cache.
     pub(crate) fn note(&self) {
         self.added.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Device memory: the account of a device handle, and buffers.
+//! Device memory: accounting per device handle, and buffers.
 
 use super::{context::Context, pinned::HostMemory};
 use dsrun_core::{
@@ -78,7 +78,7 @@ impl Drop for Reservation {
 pub(crate) enum Storage {
     /// Device memory.
     Device(wgpu::Buffer),
-    /// Host memory, which copies on streams reach, but kernels do not.
+    /// Host memory, which streams can copy from and to, but kernels cannot access.
     Host(Arc<HostMemory>),
 }
 

@@ -1,8 +1,7 @@
-//! Host memory that copies on streams reach.
+//! Pinned memory: host memory that streams can copy from and to.
 //!
 //! WebGPU has no memory that stays mapped while the device uses it. Pinned memory is therefore plain host memory. A copy into
-//! it goes through a staging buffer, whose content is moved on when the device is found to have made it: by whichever wait or
-//! poll comes first after that.
+//! it goes through a staging buffer, which is mapped and copied by the first wait or poll that finds the submission done.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -13,7 +12,7 @@ use std::{
     },
 };
 
-/// Host memory starts at multiples of this, which no adapter's alignment exceeds.
+/// The alignment of host memory, at least that of any adapter.
 const ALIGNMENT: usize = 4096;
 
 /// A block of host memory, zeroed when allocated.
@@ -22,7 +21,7 @@ pub(crate) struct HostMemory {
     pointer: NonNull<u8>,
     layout: Layout,
     bytes: usize,
-    /// The copies into this memory that are not done.
+    /// The number of copies into this memory that are in flight.
     arriving: AtomicUsize,
 }
 
@@ -46,12 +45,12 @@ impl HostMemory {
         self.pointer
     }
 
-    /// Whether copies into this memory are not done.
+    /// Whether any copy into this memory is in flight.
     pub(crate) fn is_arriving(&self) -> bool {
         self.arriving.load(Ordering::Acquire) > 0
     }
 
-    /// Notes a copy into this memory, until the arrival is dropped.
+    /// Registers a copy into this memory, which is in flight until the arrival is dropped.
     pub(crate) fn expect(self: &Arc<Self>) -> Arrival {
         self.arriving.fetch_add(1, Ordering::AcqRel);
         Arrival(self.clone())
@@ -93,12 +92,12 @@ impl Drop for HostMemory {
     }
 }
 
-/// A copy into host memory that is under way.
+/// A copy into host memory that is in flight.
 #[derive(Debug)]
 pub(crate) struct Arrival(Arc<HostMemory>);
 
 impl Arrival {
-    /// Writes what has come.
+    /// Writes the copied bytes.
     pub(crate) fn write(&self, offset: usize, source: &[u8]) {
         self.0.write(offset, source);
     }

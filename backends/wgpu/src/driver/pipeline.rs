@@ -1,4 +1,4 @@
-//! Compute pipelines, made once for each shader and its constants and shared by all plans of a device handle.
+//! Compute pipelines, created once per shader and constants and shared by all plans of a device handle.
 
 use super::{context::Context, shader::Shader};
 use dsrun_core::{Error, Result};
@@ -14,7 +14,7 @@ use wgpu::{
     ShaderRuntimeChecks, ShaderSource, ShaderStages,
 };
 
-/// The environment variable that keeps the checks of loops and indices in shaders, to find faults in them.
+/// The environment variable that keeps the bounds checks of loops and indices in shaders, for debugging.
 const CHECKED: &str = "DSRUN_WGPU_CHECKED";
 
 /// A compute pipeline and the layout of its bindings.
@@ -24,7 +24,7 @@ pub(crate) struct Pipeline {
     pub(crate) layout: BindGroupLayout,
 }
 
-/// A shader that is compiled but for its `override` constants.
+/// A compiled shader, before its `override` constants are set.
 #[derive(Clone)]
 struct Module {
     module: ShaderModule,
@@ -58,7 +58,7 @@ impl Pipelines {
         if let Some(known) = lock(&self.pipelines).get(&key) {
             return Ok(known.clone());
         }
-        // Two threads may make the same pipeline at a time; the first is kept.
+        // Two threads may create the same pipeline concurrently; the first one is kept.
         let made = Arc::new(self.make(context, shader, values)?);
         Ok(lock(&self.pipelines).entry(key).or_insert(made).clone())
     }

@@ -1,9 +1,9 @@
-//! Shader sources, put together from WGSL files and declarations that follow from a dispatch.
+//! Generates shader sources from WGSL files and the declarations of a dispatch.
 //!
-//! WGSL has no generics and no preprocessor. This module is the one place that makes up for both:
+//! WGSL has no generics and no preprocessor. This module provides both:
 //!
-//! - every tensor of a dispatch gets a binding, and functions that read and write its elements as f32 (or i32, u32) whatever
-//!   type they are stored in;
+//! - every tensor of a dispatch gets a binding, and functions that read and write its elements as f32 (or i32, u32),
+//!   whatever type is stored;
 //! - parameters of a call become a uniform struct `P`, numbers that select a pipeline become `override` constants, and
 //!   numbers that size arrays of a function become `const`;
 //! - lines between `#if NAME` and `#endif` (with an optional `#else`) are kept only if the flag `NAME` is set, or, for
@@ -12,7 +12,7 @@
 use dsrun_core::DType;
 use std::fmt::Write;
 
-/// The functions that all shaders share.
+/// The functions of all shaders.
 const PRELUDE: &str = include_str!("../../kernels/prelude.wgsl");
 /// The function that reads a weight.
 const WEIGHT: &str = include_str!("../../kernels/weight.wgsl");
@@ -73,7 +73,7 @@ pub(crate) enum Element {
     I32,
     /// Unsigned integers and raw words.
     U32,
-    /// Words of four bytes each, of which threads may write parts at the same time.
+    /// Words of four bytes each, whose bytes may be written by different threads.
     Bytes,
     /// Words of a weight, read as vectors of four.
     Weight(WeightElement),
@@ -161,7 +161,7 @@ pub(crate) struct Tensor {
     pub(crate) element: Element,
     /// Whether four elements are read at a time.
     pub(crate) vectors: bool,
-    /// Whether it lies in a buffer that no dispatch writes.
+    /// Whether its buffer is never written by a dispatch.
     pub(crate) read_only: bool,
     /// Whether it is bound; one that is not reads as zeros.
     pub(crate) present: bool,
@@ -236,8 +236,8 @@ impl Shader {
         let mut binding = 0;
         for tensor in self.bound() {
             let (name, array) = (tensor.name, tensor.element.array(tensor.vectors));
-            // One buffer may not be both a read-only and a writable binding of a dispatch, and all tensors of a call may lie in
-            // one: so only what lies in a buffer of its own is read-only.
+            // A buffer must not have both read-only and writable bindings in a dispatch, and the tensors of a call may share a
+            // buffer, so only tensors with a separate buffer are read-only.
             let access = if tensor.read_only { "read" } else { "read_write" };
             let _ =
                 writeln!(text, "@group(0) @binding({binding}) var<storage, {access}> {name}_data: {array};");

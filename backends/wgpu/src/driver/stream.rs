@@ -1,8 +1,8 @@
 //! Streams and events over the one queue of a device.
 //!
 //! A stream encodes work into a command buffer and submits it when it holds many dispatches, or when an event is recorded or
-//! something waits. All streams of a device share its queue, which runs submissions in order: work behind an event on another
-//! stream is therefore in order as soon as the event's submission precedes it.
+//! something waits. All streams of a device share its queue, which runs submissions in order. So waiting for an event of
+//! another stream only requires that the event's work was submitted before.
 
 use super::{
     context::Context,
@@ -36,18 +36,18 @@ use wgpu::{
 struct Depth {
     /// The number of dispatches after which a command buffer is submitted, so that the device starts while the host encodes.
     dispatches: usize,
-    /// The number of submissions beyond which enqueueing waits for the oldest, so that what is in flight stays bounded.
+    /// The number of submissions beyond which enqueueing waits for the oldest, to bound the work in flight.
     submissions: usize,
 }
 
 const DEPTH: Depth = Depth { dispatches: 64, submissions: 8 };
-/// The depth for an adapter that computes on the CPU: encoding ahead gains nothing there, and every dispatch takes long.
+/// The depth for software adapters, where encoding ahead has no benefit and every dispatch is slow.
 const SOFTWARE_DEPTH: Depth = Depth { dispatches: 8, submissions: 1 };
 /// The longest wait for a submission when too many are in flight.
 const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(600);
 /// The longest wait for a copy into pinned memory that a later copy reads.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longer timeouts are this long.
+/// Longer timeouts are shortened to this.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// One dispatch of a bound call.
@@ -61,7 +61,7 @@ pub(crate) struct Dispatch {
 /// A copy into host memory that starts with the next submission.
 struct Delivery {
     staging: wgpu::Buffer,
-    /// The bytes of the staging buffer that were asked for.
+    /// The requested range of the staging buffer.
     skip: usize,
     bytes: usize,
     arrival: Arrival,
@@ -78,11 +78,11 @@ fn all_delivered(deliveries: &[Delivered]) -> bool {
 /// A stream of a device handle.
 pub(crate) struct WgpuStream {
     context: Arc<Context>,
-    /// Dropped before the encoder, which it locks.
+    /// Declared before the encoder, which it locks, so that it is dropped first.
     pass: Option<ComputePass<'static>>,
     encoder: Option<CommandEncoder>,
     dispatches: usize,
-    /// Whether wgpu holds writes that go out with the next submission.
+    /// Whether wgpu holds writes that belong to the next submission.
     writes: bool,
     deliveries: Vec<Delivery>,
     /// The submitted deliveries that may not be done.
@@ -109,7 +109,7 @@ impl WgpuStream {
         }
     }
 
-    /// The stream as one of this device handle.
+    /// Downcasts a stream of this device handle.
     ///
     /// # Errors
     /// If it belongs to another backend or handle.
@@ -202,7 +202,7 @@ impl WgpuStream {
         self.context.wait_until(|| all_delivered(&self.undelivered), what, timeout)
     }
 
-    /// Waits for copies into pinned memory that this stream is about to read or replace.
+    /// Waits for copies in flight into pinned memory that this stream is about to read or overwrite.
     fn settle(&mut self, buffer: &WgpuBuffer) -> Result<()> {
         match &buffer.storage {
             Storage::Host(memory) if memory.is_arriving() => {
@@ -216,7 +216,7 @@ impl WgpuStream {
         WgpuBuffer::locate(slice, &self.context).map_err(|error| error.at(name))
     }
 
-    /// A new buffer that the host can map, with a copy of the words around a range. Returns the bytes in front of the range.
+    /// A new mappable buffer, with a copy of the words that contain a range. Also returns the number of bytes before the range.
     fn stage(&mut self, buffer: &wgpu::Buffer, offset: usize, bytes: usize) -> Result<(wgpu::Buffer, usize)> {
         let skip = offset % 4;
         let length = (skip + bytes).next_multiple_of(4) as u64;
@@ -239,7 +239,7 @@ impl WgpuStream {
         }
         let whole = source.len() / 4 * 4;
         let rest = source.len() - whole;
-        // Behind the end of a buffer is padding, which may be written.
+        // After the end of a buffer there is padding, which may be overwritten.
         let at_end = slice.offset + slice.bytes == slice.buffer.bytes();
         if slice.offset.is_multiple_of(4) && (rest == 0 || at_end) {
             let at = slice.offset as u64;
@@ -265,14 +265,14 @@ impl WgpuStream {
     }
 }
 
-/// Maps a staging buffer once the device has filled it, and moves its content on.
+/// Maps a staging buffer once the device has filled it, and copies its content to the destination.
 fn deliver(delivery: Delivery) -> Delivered {
     let delivered = Delivered::default();
     let note = delivered.clone();
     let Delivery { staging, skip, bytes, arrival, offset } = delivery;
     let buffer = staging.clone();
     staging.map_async(MapMode::Read, .., move |mapped| {
-        // Failing to map means that the device is lost, which the context reports.
+        // Mapping fails only if the device is lost, which the context reports.
         if mapped.is_ok() {
             if let Ok(view) = buffer.get_mapped_range(..)
                 && let Some(source) = view.get(skip..skip + bytes)
@@ -423,7 +423,7 @@ impl Stream for WgpuStream {
     }
 
     fn wait(&mut self, event: &dyn Event) -> Result<()> {
-        // The one queue runs the event's work, which is submitted, before what this stream submits later.
+        // The event's work is already submitted, and the shared queue runs it before later submissions of this stream.
         WgpuEvent::own(event, &self.context).map(drop)
     }
 
@@ -434,7 +434,7 @@ impl Stream for WgpuStream {
 
 impl Drop for WgpuStream {
     fn drop(&mut self) {
-        // Work that was enqueued runs, whether anything waits for it or not.
+        // Enqueued work must run even if nothing waits for it.
         self.submit();
     }
 }

@@ -1,4 +1,4 @@
-//! Times on the device, noted by command buffers.
+//! Device timestamps, written by command buffers.
 
 use super::context::Context;
 use dsrun_core::{Error, Result};
@@ -14,7 +14,7 @@ use wgpu::{
     QuerySetDescriptor, QueryType,
 };
 
-/// Bytes from one resolved timestamp to the next, as the offsets of resolved queries require.
+/// The distance in bytes between resolved timestamps: the alignment of query resolve offsets.
 const STEP: u64 = 256;
 
 /// The longest wait for two timestamps to be read.
@@ -22,17 +22,17 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The timestamp of an event.
 ///
-/// A timestamp makes a submission of its own where nothing else is submitted. An event takes timestamps only after its time was asked
-/// for once, so that those that nothing measures cost none.
+/// A timestamp may need a separate submission. So an event takes timestamps only after its time was requested once: events that
+/// are never measured cost nothing.
 #[derive(Debug, Default)]
 pub(super) struct Timestamp {
     wanted: AtomicBool,
-    /// The query of the last record; `None` if it was not wanted then.
+    /// The query of the last record; `None` if no timestamp was needed then.
     query: Mutex<Option<QuerySet>>,
 }
 
 impl Timestamp {
-    /// Notes the time, if it is wanted and the device has a clock. `encoder` gives the command buffer.
+    /// Writes a timestamp, if one is needed and the device supports them. `encoder` returns the command buffer.
     ///
     /// # Errors
     /// Those of making a query.

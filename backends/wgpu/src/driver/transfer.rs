@@ -1,4 +1,4 @@
-//! Copies and fills of ranges that are not whole words, or within one buffer, which wgpu has no commands for.
+//! Copies and fills that wgpu has no commands for: of ranges that are not whole words, and within one buffer.
 
 use super::{
     context::Context,
@@ -16,7 +16,7 @@ const SOURCE: &str = include_str!("../../kernels/bytes.wgsl");
 /// Threads of a workgroup.
 const THREADS: usize = 64;
 
-/// A new device buffer for these bytes, and the bytes padded to whole words.
+/// A new device buffer with these bytes, padded to whole words.
 pub(super) fn words_of(context: &Context, bytes: &[u8]) -> Result<(Buffer, Vec<u8>)> {
     let mut padded = bytes.to_vec();
     padded.resize(bytes.len().next_multiple_of(256), 0);
@@ -59,13 +59,13 @@ pub(super) fn fill_bytes(
     Ok(())
 }
 
-/// Ranges of at most the length of a binding, with room for the alignment of its start.
+/// Splits a range into pieces that fit into a binding, including the alignment of its start.
 fn pieces(context: &Context, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
     let longest = (context.spec.binding_bytes() / 2).clamp(1 << 16, 1 << 28);
     (0..bytes).step_by(longest).map(move |first| (first, longest.min(bytes - first)))
 }
 
-/// A binding of a range, and the number of bytes of the binding in front of the range.
+/// A binding that contains a range, and the number of its bytes before the range.
 fn binding<'a>(
     context: &Context,
     buffer: &'a Buffer,

@@ -1,4 +1,4 @@
-//! Pointwise non-linearities, plain and gated.
+//! Activations, plain and gated.
 
 use super::launch::{CallPlan, Launch, Value};
 use dsrun_core::{

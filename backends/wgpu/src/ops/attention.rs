@@ -9,9 +9,10 @@ use dsrun_core::{
 
 const SOURCE: &str = include_str!("../../kernels/attention.wgsl");
 
-/// Threads of a workgroup, which every adapter has: with more keys in flight, few rows wait less for memory.
+/// Threads of a workgroup, the maximum that every adapter supports: more keys in flight hide memory latency when there are few
+/// rows.
 const THREADS: usize = 256;
-/// The words of workgroup memory that a workgroup uses beside those of a query head.
+/// Words of workgroup memory besides those of a query head.
 const SHARED_WORDS: usize = 3 * THREADS + 8;
 
 /// The attributes that both ops have.
@@ -25,7 +26,7 @@ struct Attributes {
 }
 
 fn tensor(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
-    call.tensor(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))
+    call.tensor(index).ok_or_else(|| Error::internal(format!("operand {index} is not a tensor")))
 }
 
 /// A dispatch with a workgroup for each head of each row of the query.
@@ -64,7 +65,7 @@ fn of_heads(
         .flag("EXPLICIT", op.mask == AttentionMask::Explicit))
 }
 
-/// Adds the query and the keys, operands 0 and 1: four elements are read at a time where all heads begin at multiples of four.
+/// Adds the query and the keys, operands 0 and 1. Four elements are read at a time if all heads begin at multiples of four.
 fn query_and_keys(launch: Launch, call: &CallDesc, key_size: usize) -> Result<Launch> {
     let (query, keys) = (tensor(call, 0)?, tensor(call, 1)?);
     let strides = query.strides.iter().rev().skip(1).chain(keys.strides.iter().rev().skip(1));

@@ -6,13 +6,13 @@ use std::ops::Range;
 
 const SOURCE: &str = include_str!("../../kernels/cache.wgsl");
 
-/// A dispatch with a thread for each element of the matrix `x`, which stand for these elements of each head, and the layout of
+/// A dispatch with one thread per element of the matrix `x`, which holds these elements of each head, for the layout of
 /// `cache`.
 fn of_matrix(entry: &'static str, x: &TensorDesc, cache: &TensorDesc, part: Range<usize>) -> Result<Launch> {
     let (&[rows, columns], &[_, _, block, _], &[_, head_stride, slot_stride, _]) =
         (x.shape.as_slice(), cache.shape.as_slice(), cache.strides.as_slice())
     else {
-        return Err(Error::internal("a cache has four dimensions, and what it holds two"));
+        return Err(Error::internal("a cache has four dimensions, and its rows form a matrix"));
     };
     let elements = rows.checked_mul(columns).ok_or_else(|| Error::unsupported("too many elements"))?;
     Launch::new(SOURCE, entry)
@@ -31,7 +31,7 @@ fn whole(cache: &TensorDesc) -> Range<usize> {
 }
 
 fn operand(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
-    call.tensor(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))
+    call.tensor(index).ok_or_else(|| Error::internal(format!("operand {index} is not a tensor")))
 }
 
 fn result(call: &CallDesc, index: usize) -> Result<&TensorDesc> {

@@ -1,4 +1,4 @@
-//! Linear layers of which each row takes its own part of the weight: those of experts, and those of heads.
+//! Grouped linear layers, in which each row selects a matrix of the weight: by expert, or by head.
 
 use super::{
     launch::{CallPlan, Launch, Value},
@@ -14,7 +14,7 @@ use dsrun_core::{
 
 const SOURCE: &str = include_str!("../../kernels/experts.wgsl");
 
-/// The largest number of rows of a matrix, if they are spread evenly, for which its rows are multiplied one by one.
+/// Up to this average number of rows per matrix, rows are multiplied one by one.
 const FEW_ROWS: usize = 4;
 /// Rows of a tile of the kernel for many rows.
 const TILE: usize = 64;
@@ -50,7 +50,7 @@ impl Sizes {
         Ok(Self { rows, slots, matrices, inputs, outputs, x_slot, y_slot })
     }
 
-    /// A dispatch of an entry point with the operands and sizes that all have.
+    /// A dispatch of an entry point with the common operands and sizes.
     fn launch(&self, entry: &'static str, call: &CallDesc, vectors: bool) -> Result<Launch> {
         let launch = Launch::new(SOURCE, entry);
         let launch = if vectors { launch.vectors("x", call, 0)? } else { launch.operand("x", call, 0)? };
@@ -59,8 +59,8 @@ impl Sizes {
         launch.size("x_slot", self.x_slot)?.size("y_slot", self.y_slot)
     }
 
-    /// The dispatches of the products, one for each part of the weight. `tiles` is the number of tiles of rows of all matrices, if
-    /// the kernel for many rows can run; `finish` adds what the ops do not share.
+    /// The dispatches of the products, one per part of the weight. `tiles` is the number of row tiles of all matrices, if the
+    /// kernel for many rows can run; `finish` adds the operands that are specific to an op.
     fn products(
         &self,
         call: &CallDesc,
@@ -122,7 +122,7 @@ pub(super) fn head_linear(op: &HeadLinear, call: &CallDesc, spec: &DeviceSpec) -
         let elements = sizes.rows.saturating_mul(heads).saturating_mul(rest);
         let same = call.tensor(0).zip(call.results.first()).is_some_and(|(x, y)| x.dtype == y.dtype);
         let launch = sizes.launch("copy_rest", call, false)?.elements(elements);
-        // The functions of products are part of the source, and read no weight here.
+        // The source also contains the functions of products, which need declarations of these absent operands.
         let launch = launch.operand("bias", call, usize::MAX)?.weight_part("w", 1, 0, None)?;
         launches.push(launch.flag("HEADS", true).flag("COPY", true).flag("SAME", same));
     }

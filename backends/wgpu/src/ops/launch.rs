@@ -1,10 +1,10 @@
-//! A dispatch as it follows from the description of a call, before buffers are bound.
+//! A dispatch as planned from the description of a call, before buffers are bound.
 
 use super::weight::Layout;
 use crate::driver::shader::{Element, ParamType, Shader, Tensor, WeightElement};
 use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc};
 
-/// How a call is run.
+/// The plan of a call.
 #[derive(Debug, Default)]
 pub(crate) struct CallPlan {
     pub(crate) launches: Vec<Launch>,
@@ -16,10 +16,10 @@ impl From<Launch> for CallPlan {
     }
 }
 
-/// Threads of a workgroup of shaders with a thread for each element.
+/// Threads of a workgroup in shaders with one thread per element.
 pub(crate) const THREADS: usize = 64;
 
-/// The tensor of a call that a binding of a shader is.
+/// The tensor of a call that a shader binding refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// An operand.
@@ -66,11 +66,11 @@ pub(crate) struct Slot {
     pub(crate) source: Source,
     /// Bytes from its first element to the end of its last.
     pub(crate) bytes: usize,
-    /// The word of the uniform that says where in the extents its number of rows is, if the tensor is bounded.
+    /// The word of the uniform with the index of its row count in the extents, if the tensor is bounded.
     pub(crate) extent: Option<usize>,
 }
 
-/// A dispatch as it follows from the description of a call.
+/// A dispatch as planned from the description of a call.
 #[derive(Debug)]
 pub(crate) struct Launch {
     pub(crate) shader: Shader,
@@ -154,7 +154,7 @@ impl Launch {
         }
         let element = Element::Weight(layout.map_or(WeightElement::F32, |layout| layout.element));
         let (present, vectors, bounded) = (layout.is_some(), false, false);
-        // A weight is a buffer of its own, which no dispatch writes.
+        // A weight has a separate buffer, which no dispatch writes.
         self.shader.tensors.push(Tensor { name, element, vectors, read_only: true, present, bounded });
         let sizes = layout.map_or([0; 6], |layout| {
             [layout.first, layout.rows, layout.row_words, layout.scales, layout.groups, layout.group]
@@ -215,12 +215,13 @@ impl Launch {
     /// # Errors
     /// If it exceeds 32 bits.
     pub(crate) fn size(self, name: impl Into<String>, size: usize) -> Result<Self> {
-        let value = u32::try_from(size)
-            .map_err(|_| Error::unsupported(format!("a size of {size} is more than shaders count to")))?;
+        let value = u32::try_from(size).map_err(|_| {
+            Error::unsupported(format!("a size of {size} exceeds the 32-bit integers of shaders"))
+        })?;
         Ok(self.param(name, Value::U32(value)))
     }
 
-    /// Sets the number of workgroups so that each of these elements has a thread of a workgroup of [`THREADS`].
+    /// Sets the number of workgroups so that there is one thread per element, with [`THREADS`] threads per workgroup.
     pub(crate) fn elements(self, elements: usize) -> Self {
         self.groups(elements.div_ceil(THREADS))
     }

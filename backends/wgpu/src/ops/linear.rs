@@ -1,4 +1,4 @@
-//! Linear layers over dense and quantised weights, with what comes before and after them in a layer.
+//! Linear layers over dense and quantised weights, with optional preceding norm and epilogue.
 
 use super::{
     activation,
@@ -15,16 +15,16 @@ use dsrun_core::{
 
 const SOURCE: &str = include_str!("../../kernels/linear.wgsl");
 
-/// The largest number of rows for which the weight is read once for each [`ROWS_AT_ONCE`] rows instead of once for each 64.
+/// Up to this many rows, the weight is read once per [`ROWS_AT_ONCE`] rows instead of once per 64.
 const FEW_ROWS: usize = 8;
 /// Rows of a workgroup of the kernel for few rows.
 const ROWS_AT_ONCE: usize = 4;
-/// Outputs of a unit, which a thread makes together.
+/// Outputs of a unit, which a thread computes together.
 pub(super) const UNIT: usize = 4;
 
-/// What a kernel makes of the outputs of a linear layer. Operands are given by their index in the call.
+/// The epilogue of a linear layer. Operands are given by their index in the call.
 pub(super) enum Epilogue {
-    /// Result 0 holds them.
+    /// Result 0 holds the outputs.
     Store,
     /// Result 0 is `residual + alpha * output`.
     Add { residual: usize, alpha: f32 },
@@ -35,7 +35,7 @@ pub(super) enum Epilogue {
     Heads { heads: Heads, first: usize },
 }
 
-/// A linear layer of operand 0 and what is run with it. Operands are given by their index in the call.
+/// A linear layer of operand 0 with its norm and epilogue. Operands are given by their index in the call.
 pub(super) struct FusedLinear {
     /// The norm of operand 0, whose weight is operand 1.
     pub(super) norm: Option<RmsNorm>,
@@ -55,9 +55,9 @@ pub(super) struct Tiling {
     pub(super) few: bool,
     /// Rows of a workgroup of that kernel.
     pub(super) at_once: usize,
-    /// The first of the units that a dispatch makes.
+    /// The first unit that a dispatch computes.
     first_unit: usize,
-    /// Units that a dispatch makes.
+    /// Units that a dispatch computes.
     units: usize,
     pub(super) groups: usize,
 }
@@ -74,7 +74,7 @@ impl Tiling {
         Self { few, at_once, first_unit, units, groups }
     }
 
-    /// Adds what the shader needs to know of the grid.
+    /// Adds the grid's parameters to a dispatch.
     pub(super) fn apply(&self, mut launch: Launch, layout: &weight::Layout) -> Result<Launch> {
         if self.few {
             launch.shader.constants.push(("THREADS", threads_of_few(layout)));
@@ -85,7 +85,7 @@ impl Tiling {
     }
 }
 
-/// The dispatches of a fused linear layer: one for each part of its weight.
+/// The dispatches of a fused linear layer: one per part of its weight.
 pub(super) fn plan(fused: &FusedLinear, call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
     let Some(Some(OperandDesc::Weight(weight_type))) = call.operands.get(fused.weight) else {
         return Err(Error::internal("linear has no weight"));
@@ -98,7 +98,7 @@ pub(super) fn plan(fused: &FusedLinear, call: &CallDesc, spec: &DeviceSpec) -> R
     };
     if apart && parts.len() > 1 {
         let message = format!(
-            "the weight takes {} bindings, and outputs that belong together may be in two of them",
+            "the weight takes {} bindings, and outputs of one unit may be in two of them",
             parts.len()
         );
         return Err(Error::unsupported(message));
@@ -153,7 +153,7 @@ fn part_of(
     epilogue(launch, fused, call, outputs)
 }
 
-/// Threads of a workgroup of a kernel for few rows: each reads two vectors of a row of the weight or more.
+/// Threads of a workgroup of the kernel for few rows: each reads at least two vectors of a weight row.
 pub(super) fn threads_of_few(layout: &weight::Layout) -> u32 {
     (layout.row_words / 4).div_ceil(2).next_power_of_two().clamp(32, 128) as u32
 }
@@ -193,14 +193,14 @@ fn epilogue(launch: Launch, fused: &FusedLinear, call: &CallDesc, outputs: usize
     }
 }
 
-/// The columns of a head, if the two ropes can run in the epilogue: the halves of pairs must come in one unit.
+/// The columns of a head, if the two ropes can run in the epilogue, which needs both elements of a pair in one unit.
 fn rotated_head(ropes: &[Rope; 2], columns: [u32; 3], pairs: usize) -> Result<u32> {
     let [query, key] = ropes;
     let head = columns[0] / query.heads.max(1);
     let same = query.pairing == key.pairing && columns[1] / key.heads.max(1) == head;
     if !same || !head.is_multiple_of(UNIT as u32) || head as usize != 2 * pairs {
         return Err(Error::unsupported(
-            "ropes of queries and keys differ, turn a part of a head, or heads are no multiple of 4",
+            "ropes of queries and keys differ, rotate only a part of a head, or the head size is not a multiple of 4",
         ));
     }
     Ok(head)
@@ -208,7 +208,7 @@ fn rotated_head(ropes: &[Rope; 2], columns: [u32; 3], pairs: usize) -> Result<u3
 
 fn head_results(launch: Launch, heads: &Heads, first: usize, call: &CallDesc) -> Result<Launch> {
     if heads.columns.iter().any(|columns| !columns.is_multiple_of(UNIT as u32)) {
-        return Err(Error::unsupported("columns of queries, keys or values are no multiple of 4"));
+        return Err(Error::unsupported("the columns of queries, keys or values are not a multiple of 4"));
     }
     let [query_columns, key_columns, _] = heads.columns;
     let mut launch = launch.flag("HEADS", true);

@@ -10,7 +10,7 @@ use dsrun_core::{
 
 const SOURCE: &str = include_str!("../../kernels/moe.wgsl");
 
-/// The words of workgroup memory that the router uses beside those of experts, groups and slots.
+/// Words of workgroup memory of the router besides those of experts, groups and slots.
 const ROUTER_WORDS: usize = 2 * 64 + 8;
 
 pub(super) fn route(op: &MoeRoute, call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
@@ -38,7 +38,7 @@ pub(super) fn route(op: &MoeRoute, call: &CallDesc, spec: &DeviceSpec) -> Result
     let flags = [
         ("ROUTE", true),
         ("IDS", call.tensor(4).is_some()),
-        // The order of scores, some of which may round to equal numbers, is that of logits.
+        // Logits have the same order as scores, which may round to equal numbers.
         ("COMPARE_LOGITS", compare_logits),
         ("GROUPED", op.top_groups < op.groups),
         ("TOP_TWO", op.group_score == GroupScore::TopTwoSum),

@@ -1,4 +1,4 @@
-//! Regions that one dispatch runs: linear layers with what comes before and after them. Core lowers every other region.
+//! Regions that run as one dispatch: linear layers with norm and epilogue. Core lowers every other region.
 
 use super::{
     launch::CallPlan,
@@ -73,7 +73,7 @@ fn normed(norm: RmsNorm, bias: bool, epilogue: Epilogue) -> FusedLinear {
     FusedLinear { norm: Some(norm), weight: 2, bias: bias.then_some(3), epilogue }
 }
 
-/// The queries, keys and values that these ops make of one product. Norms of heads are left to core.
+/// Reads the split of a product into heads of queries, keys and values. Heads with norms are not supported; core lowers them.
 fn heads(ops: &[&Op]) -> Option<Heads> {
     let [Op::Columns(query), Op::Columns(key), Op::Columns(value), between @ .., Op::KvWrite(_)] = ops else {
         return None;

@@ -1,4 +1,4 @@
-//! Penalties on logits, the largest element of a row, and drawing tokens.
+//! Logit processing, argmax and sampling.
 
 use super::launch::{CallPlan, Launch};
 use dsrun_core::{Error, Result, kernels::CallDesc};
@@ -14,7 +14,7 @@ pub(super) fn logit_process(call: &CallDesc) -> Result<CallPlan> {
     Ok(launch.flag("PENALTIES", true).flag("MASK", call.tensor(5).is_some()).into())
 }
 
-/// Threads of a workgroup that takes a row of so many columns.
+/// Threads of a workgroup that processes a row of this many columns.
 fn threads(columns: usize, limits: &wgpu::Limits) -> u32 {
     let wanted = match columns {
         0..=128 => 32,

@@ -1,8 +1,9 @@
 //! Weights in device memory.
 //!
-//! A weight is one buffer of words, or several if it is longer than a binding: each then holds some rows as a weight of their own. Rows of dense weights are kept in their element type; rows of quantised weights become
-//! unsigned integers of 4 or 8 bits, or floats of 4 bits, the first in the lowest bits. Rows are padded with zeros to 16 bytes. Behind the rows of a
-//! quantised weight follow two f32 for each group of each row: the scale, and the zero point or the minimum.
+//! A weight is one buffer of words, or several if it is longer than a binding: each part is then packed as a separate weight with
+//! some of the rows. Dense weights keep their element type; quantised weights become unsigned integers of 4 or 8 bits, or floats
+//! of 4 bits, the first in the lowest bits. Rows are padded with zeros to 16 bytes. The rows of a quantised weight are followed
+//! by two f32 for each group of each row: the scale, and the zero point or the minimum.
 
 use crate::driver::{
     adapter::DeviceSpec, context::Context, memory::WgpuBuffer, shader::WeightElement, stream::WgpuStream,
@@ -18,10 +19,10 @@ use std::sync::Arc;
 /// Source bytes of the rows that are packed at a time.
 const SLAB: usize = 4 << 20;
 
-/// The rows of a part are a multiple of this, so that outputs that a thread makes together are in one part.
+/// The rows of a part are a multiple of this, so that the outputs of a unit are in one part.
 const PART_ROWS: usize = 4;
 
-/// The places of rows and scales in a packed weight, or in a part of one.
+/// The layout of a packed weight, or of a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) element: WeightElement,
@@ -262,7 +263,8 @@ fn pack_row(
     Ok(())
 }
 
-/// The 4-bit float with twice this value: a sign, two bits of exponent and one of significand. Other numbers become the largest.
+/// Encodes half of `doubled` as a 4-bit float: a sign, two bits of exponent and one of significand. Numbers that it cannot
+/// represent become the largest.
 fn float4(doubled: i32) -> u8 {
     const DOUBLED: [u32; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
     let code = DOUBLED.iter().position(|value| *value >= doubled.unsigned_abs()).unwrap_or(7) as u8;
