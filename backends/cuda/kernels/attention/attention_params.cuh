@@ -6,11 +6,11 @@
 /* Parameters of `attention`. */
 struct PlainAttentionParams {
     AttentionParams attention;
-    /* The most splits of a sequence's keys. */
+    /* The maximum number of splits of a sequence's keys. */
     i64 splits;
     /* Unnormalised results of splits. */
     float* partial;
-    /* How many splits of each tile are done. */
+    /* The number of finished splits of each tile. */
     u32* counters;
 };
 static_assert(sizeof(PlainAttentionParams) == 424, "PlainAttentionParams as in Rust");

@@ -6,11 +6,11 @@
 /* Parameters of `decode_even`. */
 struct DecodeEvenParams {
     AttentionParams attention;
-    /* KV heads times parts of their groups. */
+    /* KV heads times tiles per head group. */
     i64 columns;
-    /* Unnormalised parts of tiles, two for each warp. */
+    /* Partial results of tiles, two for each warp. */
     float* partial;
-    /* How many warps of each shared tile are done. */
+    /* The number of finished warps of each shared tile. */
     u32* counters;
 };
 static_assert(sizeof(DecodeEvenParams) == 424, "DecodeEvenParams as in Rust");

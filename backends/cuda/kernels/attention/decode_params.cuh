@@ -3,11 +3,11 @@
  *
  * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
  */
-/* Where rows go as bytes; nulls if they are not quantised. */
+/* The quantised rows and their scales; null if rows are not quantised. */
 struct QuantisedRows {
     Matrix<signed char> y;
     float* scales;
-    /* How many blocks of each row are done. */
+    /* The number of finished blocks of each row. */
     u32* counters;
 };
 static_assert(sizeof(QuantisedRows) == 32, "QuantisedRows as in Rust");
@@ -18,11 +18,11 @@ static_assert(sizeof(QuantisedRows::counters) == 8 && alignof(decltype(Quantised
 /* Parameters of `decode`. */
 struct DecodeParams {
     AttentionParams attention;
-    /* The most splits of a sequence's keys. */
+    /* The maximum number of splits of a sequence's keys. */
     i64 splits;
     /* Unnormalised results of clusters of splits. */
     float* partial;
-    /* How many clusters of each tile are done. */
+    /* The number of finished clusters of each tile. */
     u32* counters;
     QuantisedRows quantised;
 };

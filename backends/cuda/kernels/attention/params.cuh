@@ -1,9 +1,9 @@
 /*
- * The struct that all kernels for attention take.
+ * The parameter struct of all attention kernels.
  *
  * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
  */
-/* Operands, results and attributes of attention, which all its kernels take. */
+/* Operands, results and attributes that all attention kernels take. */
 struct AttentionParams {
     Extent sequences;
     Extent tokens;
@@ -31,7 +31,7 @@ struct AttentionParams {
     i64 kv_heads;
     /* Query heads of a KV head. */
     i64 group;
-    /* Tiles that share the query heads of a KV head. */
+    /* Tiles per group of query heads of a KV head. */
     i64 parts;
     i64 window;
     Matrix<Q> y;

@@ -9,7 +9,7 @@ struct PromptWgmmaParams {
     TensorMap key_map;
     TensorMap value_map;
     AttentionParams attention;
-    /* How many tiles have been taken. */
+    /* The number of tiles that blocks have taken. */
     u32* counter;
 };
 static_assert(sizeof(PromptWgmmaParams) == 832, "PromptWgmmaParams as in Rust");

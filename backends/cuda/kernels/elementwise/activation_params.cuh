@@ -11,7 +11,7 @@ struct ActivationParams {
     const BIAS* bias;
     Matrix<X> y;
     i64 columns;
-    /* The largest input; 0 for no limit. */
+    /* The upper limit of inputs; 0 for none. */
     float limit;
 };
 static_assert(sizeof(ActivationParams) == 128, "ActivationParams as in Rust");
@@ -26,14 +26,14 @@ static_assert(sizeof(ActivationParams::limit) == 4 && alignof(decltype(Activatio
 struct GatedActivationParams {
     Extent extent;
     Matrix<const X> gate;
-    /* Absent where gate and up are columns of one tensor. */
+    /* Absent if gate and up are columns of one tensor. */
     Matrix<const X> up;
     /* Of gate and up, in the layout of their columns; may be null. */
     const BIAS* bias;
     Matrix<X> y;
     /* Columns of the result. */
     i64 columns;
-    /* The largest gate and the largest magnitude of up; 0 for no limit. */
+    /* The upper limit of the gate and of the magnitude of up; 0 for none. */
     float limit;
     /* Added to up. */
     float up_offset;

@@ -6,7 +6,7 @@
 /* Parameters of `rms_norm` and `rms_norm_wide`. */
 struct RmsNormParams {
     Extent extent;
-    /* Elements of a group, which is normed by itself. */
+    /* Elements of a group, which is normalised by itself. */
     i64 width;
     Matrix<const X> x;
     const WEIGHT* weight;
@@ -48,7 +48,7 @@ static_assert(sizeof(LayerNormParams::eps) == 4 && alignof(decltype(LayerNormPar
 /* Parameters of `add_rms_norm`. */
 struct AddRmsNormParams {
     Extent extent;
-    /* Elements of a group, which is normed by itself. */
+    /* Elements of a group, which is normalised by itself. */
     i64 width;
     Matrix<const X> a;
     Matrix<const X> b;

@@ -9,7 +9,7 @@ struct QuantiseRowsParams {
     /* Columns of the result. */
     i64 columns;
     Matrix<const X> x;
-    /* What the activated gate is multiplied by, where it is a tensor of its own; else absent. */
+    /* The up operand, if it is a separate tensor; absent otherwise. */
     Matrix<const X> up;
     /* Of the norm; may be null. */
     const WEIGHT* weight;
@@ -20,7 +20,7 @@ struct QuantiseRowsParams {
     float eps;
     /* Added to every weight. */
     float weight_offset;
-    /* The largest gate and the largest magnitude of up; 0 for no limit. */
+    /* The upper limit of the gate and of the magnitude of up; 0 for none. */
     float limit;
 };
 static_assert(sizeof(QuantiseRowsParams) == 168, "QuantiseRowsParams as in Rust");

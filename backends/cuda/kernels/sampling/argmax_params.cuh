@@ -11,7 +11,7 @@ struct ArgmaxParams {
     int* ids;
     /* The best of each split of each row; null without splits. */
     struct Best* partial;
-    /* How many splits of each row are done; null without splits. */
+    /* The number of finished splits of each row; null without splits. */
     u32* counters;
 };
 static_assert(sizeof(ArgmaxParams) == 120, "ArgmaxParams as in Rust");

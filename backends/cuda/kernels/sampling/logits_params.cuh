@@ -7,7 +7,7 @@
 struct LogitProcessParams {
     Extent extent;
     i64 vocabulary;
-    /* Requests that have settings. */
+    /* The number of requests that have settings. */
     i64 capacity;
     Matrix<const X> logits;
     const int* requests;

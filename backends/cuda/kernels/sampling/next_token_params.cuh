@@ -7,7 +7,7 @@
 struct NextTokenParams {
     Extent extent;
     i64 columns;
-    /* Requests that have settings and a seed. */
+    /* The number of requests that have settings and a seed. */
     i64 capacity;
     const X* logits;
     const int* requests;
@@ -21,7 +21,7 @@ struct NextTokenParams {
     float* y;
     const int* positions;
     Matrix<const u32> seeds;
-    /* What was found in each chunk. */
+    /* The summary of each chunk. */
     Share* shares;
     i64 chunks;
     int* ids;
@@ -29,7 +29,7 @@ struct NextTokenParams {
     /* The request whose token is recorded. */
     const int* commits;
     TokenRecords records;
-    /* How many chunks are done. */
+    /* The number of finished chunks. */
     u32* counter;
 };
 static_assert(sizeof(NextTokenParams) == 368, "NextTokenParams as in Rust");

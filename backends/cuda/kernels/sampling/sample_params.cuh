@@ -7,14 +7,14 @@
 struct SampleParams {
     Extent extent;
     i64 columns;
-    /* Requests that have settings and a seed. */
+    /* The number of requests that have settings and a seed. */
     i64 capacity;
     Matrix<const float> logits;
     const int* requests;
     const int* positions;
     Matrix<const float> settings;
     Matrix<const u32> seeds;
-    /* What was found in each chunk of each row. */
+    /* The summary of each chunk of each row. */
     Share* shares;
     /* Chunks of a row. */
     i64 chunks;

@@ -17,12 +17,12 @@ struct PrepareStepParams {
     i64 block_size;
     /* The request of each sequence. */
     const int* requests;
-    /* The most tokens that each sequence brings. */
+    /* The number of tokens of each sequence, before it is bounded by the extent. */
     const int* lengths;
     /* Where the tokens of each sequence begin in `prompt`, or -1 for its last token. */
     const int* sources;
     const int* prompt;
-    /* Rows of the step whose logits are wanted. */
+    /* The rows of the step whose logits are needed. */
     const int* wanted;
     /* The block table of all requests. */
     Matrix<const int> table;

@@ -1,14 +1,14 @@
 /*
- * What kernels record of tokens in the request table.
+ * The columns of the request table in which kernels record tokens.
  *
  * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
  */
-/* What the request table records of tokens. */
+/* The columns of the request table that record tokens. */
 struct TokenRecords {
     Extent requests;
     int* last_token;
     int* finished;
-    /* How often each token was generated, and whether it is in the prompt. */
+    /* The number of times each token was generated, and whether it is in the prompt. */
     Matrix<int> counts;
     i64 vocabulary;
     /* Tokens that finish a request. */

@@ -1,5 +1,5 @@
-//! Attention, paged and not: both run one kernel for decoding, and behind it one for prompts where there can be any. Beside
-//! prompts single tokens of sequences in pages have a kernel of their own, that of [`super::decode`].
+//! Attention, paged and unpaged: both run a general kernel for short sequences, followed by a prefill kernel if prefills
+//! are possible. In paged attention with prefills, sequences of one token run on the decode kernel of [`super::decode`].
 
 mod decode;
 mod params;
@@ -31,18 +31,18 @@ use prefill::Prompts;
 pub(super) use quantised::region;
 use std::sync::Arc;
 
-/// The most rows (queries times query heads) of a tile: they live in registers.
+/// The maximum number of rows (queries times query heads) of a tile: they are in registers.
 const MAX_ROWS: usize = 8;
-/// The largest head: its accumulators live in registers and shared memory.
+/// The largest head size: the accumulators are in registers and shared memory.
 const MAX_HEAD: usize = 256;
-/// The most splits of a sequence's keys.
+/// The maximum number of splits of a sequence's keys.
 const MAX_SPLITS: usize = 32;
 /// Threads of a block.
 const THREADS: usize = 128;
-/// Blocks on a multiprocessor for tiles that are rare.
+/// Blocks per SM for tiles that are rare.
 const RARE: usize = 4;
 
-/// How the kernel is cut to a call.
+/// The tile configuration of the general kernel for a call.
 #[derive(Clone, Copy, Debug)]
 struct TileConfig {
     /// Query heads in a tile.
@@ -52,7 +52,7 @@ struct TileConfig {
     /// Query heads of a KV head.
     group: usize,
     kv_heads: usize,
-    /// Tiles there may be, and those that have blocks of their own.
+    /// The maximum number of tiles, and the number of tiles that have separate blocks; each block loops over the rest.
     tiles: usize,
     at_once: usize,
     splits: usize,
@@ -60,11 +60,11 @@ struct TileConfig {
 }
 
 impl TileConfig {
-    /// Sequences of `prompt` queries and more are run elsewhere, if it says any.
+    /// Sequences of at least `prompt` queries run on the prefill kernel, if given.
     fn new(kinds: &Kinds, prompt: Option<usize>) -> Self {
         let (group, tokens, sequences) = (kinds.group(), kinds.tokens, kinds.sequences);
         let heads = (1..=MAX_ROWS.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
-        // One token for each sequence: tiles of more would be empty.
+        // At most one token per sequence: larger tiles would be mostly empty.
         let in_tile = if tokens <= sequences { 1 } else { (MAX_ROWS / heads).max(1) };
         let mut tiles = tokens.min((tokens / in_tile).saturating_add(sequences));
         if let Some(prompt) = prompt {
@@ -78,12 +78,12 @@ impl TileConfig {
         self.group / self.heads
     }
 
-    /// Blocks of one split.
+    /// The number of blocks of one split.
     fn blocks(&self) -> usize {
         self.tiles.saturating_mul(self.kv_heads * self.parts())
     }
 
-    /// Bytes of what splits leave for the last.
+    /// Bytes of the splits' unnormalised results.
     fn partial_bytes(&self) -> usize {
         if self.splits == 1 {
             return 0;
@@ -103,7 +103,7 @@ fn vectors(tensor: &TensorDesc, size: usize) -> bool {
     size.is_multiple_of(8) && outer.iter().all(|stride| stride.is_multiple_of(unit))
 }
 
-/// Distance of the heads of pages of a cache, if those of a page are followed by those of the next.
+/// The head stride of a cache, if the heads of all pages form one dimension of constant stride.
 fn head_stride(cache: &TensorDesc) -> Option<usize> {
     let (&[pages, heads, slots, _], &[page, head, slot, _]) = (&*cache.shape, &*cache.strides) else {
         return None;
@@ -112,12 +112,12 @@ fn head_stride(cache: &TensorDesc) -> Option<usize> {
         (true, true) => (page == heads * head).then_some(head),
         (true, false) => Some(page),
         (false, true) => Some(head),
-        // What there is one of has no stride, but one must be named.
+        // A dimension of size 1 has no stride, but one must be given.
         (false, false) => Some(slots * slot),
     }
 }
 
-/// What both kernels are made for.
+/// The types and sizes that the kernels are specialised for.
 #[derive(Clone, Debug)]
 struct Kinds {
     tokens: usize,
@@ -138,7 +138,7 @@ struct Kinds {
     /// Whether rows of queries, and of keys and values, can be read 16 bytes at a time.
     query_vectors: bool,
     cache_vectors: bool,
-    /// Whether the heads of all pages, of keys and of values, are one behind the other.
+    /// Whether the heads of all pages of keys, and of values, form one dimension of constant stride.
     cache_even: bool,
     /// Whether rows of results can be written 16 bytes at a time.
     result_vectors: bool,
@@ -151,7 +151,7 @@ impl Kinds {
         (self.query_heads / self.kv_heads.max(1)).max(1)
     }
 
-    /// The constants of either kernel.
+    /// The constants common to all kernels.
     fn defines(&self) -> Vec<(&'static str, String)> {
         let mask = match self.mask {
             AttentionMask::Causal => 1,
@@ -171,7 +171,7 @@ impl Kinds {
     }
 }
 
-/// Where the operands of either kernel are.
+/// The bound operands of the kernels.
 struct Args<'a> {
     params: AttentionParams,
     keys: &'a Bound,
@@ -184,7 +184,7 @@ fn spec(kinds: &Kinds, cut: &TileConfig, prompt: Option<usize>, singles: bool) -
     let (key_size, value_size) = (kinds.key_size, kinds.value_size);
     if !(1..=MAX_HEAD).contains(&key_size) || !(1..=MAX_HEAD).contains(&value_size) {
         let message =
-            format!("heads of {key_size} and {value_size} elements; CUDA has kernels for 1 to {MAX_HEAD}");
+            format!("heads have {key_size} and {value_size} elements; CUDA has kernels for 1 to {MAX_HEAD}");
         return Err(Error::unsupported(message));
     }
     let mut defines = vec![
@@ -202,12 +202,12 @@ fn spec(kinds: &Kinds, cut: &TileConfig, prompt: Option<usize>, singles: bool) -
     Ok(KernelSpec::of("attention/attention.cu", "attention", defines))
 }
 
-/// The grid: tiles, KV heads and parts of their groups, splits.
+/// The grid: tiles, KV heads times tiles per head group, splits.
 fn grid(cut: &TileConfig) -> [usize; 3] {
     [cut.at_once.min(cut.tiles), (cut.kv_heads * cut.parts()).min(MAX_GRID), cut.splits]
 }
 
-/// The launch of the kernel for decoding.
+/// The launch of the general kernel.
 fn decode(cut: &TileConfig, function: &Arc<Function>, at: &Args<'_>) -> Option<LaunchOp> {
     let params = PlainAttentionParams {
         attention: AttentionParams { parts: cut.parts() as i64, ..at.params },
@@ -218,7 +218,7 @@ fn decode(cut: &TileConfig, function: &Arc<Function>, at: &Args<'_>) -> Option<L
     LaunchOp::kernel(function, grid(cut), THREADS, &params)
 }
 
-/// A call's recipe; `places` finds its operands and hands them to what makes the launches.
+/// The plan of a call. `places` finds its operands and passes them to the function that makes the launches.
 fn recipe(
     kinds: Kinds,
     splits: impl Fn(&TileConfig) -> usize,
@@ -231,17 +231,17 @@ fn recipe(
 ) -> Result<KernelPlan> {
     let prompts = Prompts::plan(&kinds, device)?;
     let prompt = prompts.as_ref().map(|prompts| prompts.fewest);
-    // Beside prompts single tokens are run by the kernel for those.
+    // With prefills, single tokens run on the decode kernel.
     let singles = if prompt.is_some_and(|fewest| fewest > 1) { singles()? } else { None };
     let mut cut = TileConfig::new(&kinds, prompt);
     let any = cut.tiles > 0;
     cut.splits = splits(&cut);
     if singles.is_some() {
-        // Hardly any sequence is left.
+        // Few sequences are left for the general kernel.
         cut.at_once = (device.sm_count * RARE).div_ceil((cut.kv_heads * cut.parts()).max(1));
     }
-    // What kernel a row meets depends on how many rows its sequence brings, and how the keys of a page table are split on how
-    // many sequences there may be.
+    // The kernel of a row depends on the number of rows of its sequence, and the split of paged keys depends on the number of
+    // sequences.
     let batch_invariant = prompts.is_none() && !kinds.paged;
     let own = spec(&kinds, &cut, prompt, singles.is_some())?;
     let mut kernels: Vec<KernelSpec> = any.then_some(own).into_iter().collect();
@@ -249,7 +249,7 @@ fn recipe(
     kernels.extend(singles.as_ref().map(|singles| singles.spec.clone()));
     let workspace = cut.partial_bytes().next_multiple_of(256);
     let counters = if cut.splits > 1 { (cut.blocks() * 4).next_multiple_of(256) } else { 0 };
-    // Epilogue those of the splits that of the prompts.
+    // After the counters of the splits comes that of the prefill kernel.
     let persistent = counters + if prompts.is_some() { 256 } else { 0 };
     Ok(KernelPlan {
         kernels,
@@ -260,7 +260,7 @@ fn recipe(
             places(frame, &|at| {
                 let mut functions = functions.iter();
                 let mut next =
-                    || functions.next().ok_or_else(|| Error::internal("a recipe without a kernel"));
+                    || functions.next().ok_or_else(|| Error::internal("an attention plan without a kernel"));
                 let mut steps = Vec::new();
                 if any {
                     steps.extend(decode(&cut, next()?, at));
@@ -312,7 +312,7 @@ pub(super) fn paged(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) -
         result_vectors: result(call, 0)?.strides[0].is_multiple_of(8),
         alibi: call.tensor(8).is_some(),
     };
-    // Four blocks of 128 threads for every multiprocessor keep enough loads under way.
+    // Four blocks of 128 threads per SM keep enough loads in flight.
     let wanted = device.sm_count * 4;
     let splits = |cut: &TileConfig| wanted.div_ceil(cut.blocks().max(1)).clamp(1, MAX_SPLITS);
     let singles = || Decode::plan(op, call, result(call, 0)?, device, true);

@@ -1,4 +1,4 @@
-//! Ops over the elements of a plane: sums, casts, picked rows, activations, rotary embedding and the embedding.
+//! Elementwise ops and lookups: sums, casts, gathered rows, activations, rotary embedding and embedding.
 
 mod activation;
 mod embed;
@@ -83,7 +83,7 @@ pub(super) fn params_headers() -> Vec<(String, String)> {
     ]
 }
 
-/// The operands among these that are present.
+/// The operands at these indices that are present.
 fn present<const N: usize>(frame: &Frame, indices: [usize; N]) -> Vec<&Bound> {
     indices.into_iter().filter_map(|index| frame.optional(index)).collect()
 }
@@ -121,13 +121,13 @@ pub(super) fn cast(op: &Cast, call: &CallDesc) -> Result<KernelPlan> {
     copy(type_of(call, 0)?, type_name(op.dtype)?, 0)
 }
 
-/// A range of columns, copied by the kernel that casts.
+/// A range of columns, copied by the cast kernel.
 pub(super) fn columns(op: &Columns, call: &CallDesc) -> Result<KernelPlan> {
     let (name, start) = (type_of(call, 0)?, op.start as usize * operand(call, 0)?.dtype.bytes());
     copy(name, name, start)
 }
 
-/// The kernel that copies a plane of elements of so many bytes as they are.
+/// The kernel that copies a plane of elements of this many bytes.
 pub(super) fn copy_of_plane(bytes: usize) -> Result<KernelSpec> {
     let name = bits_of(bytes)?;
     Ok(KernelSpec::new("elementwise/cast.cu", "cast", [("X", &name), ("Y", &name)]))
@@ -145,7 +145,7 @@ pub(super) fn copy_plane(
     LaunchOp::kernel(function, plane(rows, columns), THREADS, &params)
 }
 
-/// A copy of the columns from `start` bytes on, rounded to the type `to`.
+/// A copy of the columns from byte `start` on, rounded to the type `to`.
 fn copy(from: &'static str, to: &'static str, start: usize) -> Result<KernelPlan> {
     let spec = KernelSpec::new("elementwise/cast.cu", "cast", [("X", &from), ("Y", &to)]);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
@@ -179,7 +179,7 @@ pub(super) fn gather_rows(call: &CallDesc) -> Result<KernelPlan> {
     }))
 }
 
-/// Appends a weight.
+/// Appends a weight to kernel parameters.
 pub(super) fn weight_words(parameters: Parameters, weight: Option<&CudaWeight>) -> Parameters {
     parameters.structure(&weight.map(WeightParams::of).unwrap_or_default())
 }

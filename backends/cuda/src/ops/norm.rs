@@ -1,4 +1,4 @@
-//! Norms over the features of a row.
+//! RMS norm and layer norm.
 
 pub(super) mod front;
 
@@ -25,14 +25,14 @@ use dsrun_core::{
 };
 use std::sync::Arc;
 
-/// Threads that a multiprocessor has registers for, of the kernel that takes [`WIDE`] elements at a time.
+/// Threads per SM, limited by registers, of the kernel that processes [`WIDE`] elements at a time.
 const AT_ONCE: usize = 1024;
 
 kernel_struct! {
     /// Parameters of `rms_norm` and `rms_norm_wide`.
     struct RmsNormParams {
         extent: ExtentParams = "Extent",
-        /// Elements of a group, which is normed by itself.
+        /// Elements of a group, which is normalised by itself.
         width: i64 = "i64",
         x: MatrixParams = "Matrix<const X>",
         weight: Pointer = "const WEIGHT*",
@@ -62,7 +62,7 @@ kernel_struct! {
     /// Parameters of `add_rms_norm`.
     struct AddRmsNormParams {
         extent: ExtentParams = "Extent",
-        /// Elements of a group, which is normed by itself.
+        /// Elements of a group, which is normalised by itself.
         width: i64 = "i64",
         a: MatrixParams = "Matrix<const X>",
         b: MatrixParams = "Matrix<const X>",
@@ -91,7 +91,7 @@ pub(super) fn params_header() -> (String, String) {
     kernel_struct::params_header("norm/norm", &declarations)
 }
 
-/// `wide` takes [`WIDE`] elements at a time.
+/// With `wide`, the kernel processes [`WIDE`] elements at a time.
 fn rms_norm_spec(x: &str, weight: &str, wide: bool) -> KernelSpec {
     let entry = if wide { "rms_norm_wide" } else { "rms_norm" };
     KernelSpec::new("norm/norm.cu", entry, [("X", &x), ("WEIGHT", &weight), ("BIAS", &"f32")])
@@ -101,7 +101,7 @@ fn layer_norm_spec(x: &str, weight: &str, bias: &str) -> KernelSpec {
     KernelSpec::new("norm/norm.cu", "layer_norm", [("X", &x), ("WEIGHT", &weight), ("BIAS", &bias)])
 }
 
-/// A norm whose result goes to scratch memory, for what is behind it.
+/// A norm as a separate launch, whose result in scratch memory is the input of the next launch.
 pub(super) struct InFront {
     pub(super) spec: KernelSpec,
     norm: Norm,
@@ -109,7 +109,7 @@ pub(super) struct InFront {
     sm_count: usize,
 }
 
-/// The norm of `x` that a chain begins with, into `y`.
+/// The norm of `x` at the start of a fused op, written to `y`.
 pub(super) fn in_front(
     norm: Norm,
     x: &TensorDesc,
@@ -171,7 +171,7 @@ pub(super) fn grid(rows: usize, columns: usize, width: usize) -> [usize; 3] {
     [columns / width.max(1), rows.min(MAX_GRID), 1]
 }
 
-/// Blocks and threads of a norm that may take [`WIDE`] elements at a time: then its blocks take rows in turns.
+/// Blocks and threads of a norm; with `wide`, blocks loop over rows.
 fn shape(rows: usize, columns: usize, width: usize, wide: bool, sm_count: usize) -> ([usize; 3], usize) {
     if !wide {
         return (grid(rows, columns, width), threads(width));
@@ -182,7 +182,7 @@ fn shape(rows: usize, columns: usize, width: usize, wide: bool, sm_count: usize)
     (grid(evenly(rows, at_once), columns, width), threads)
 }
 
-/// Threads for a group of so many elements.
+/// Threads for a group of this many elements.
 pub(super) fn threads(width: usize) -> usize {
     width.next_multiple_of(32).clamp(32, if width > 2048 { 1024 } else { THREADS })
 }
@@ -202,8 +202,8 @@ pub(super) fn rms_norm(op: &RmsNorm, call: &CallDesc, device: &DeviceSpec) -> Re
     }))
 }
 
-/// Whether a norm of groups of `width` elements can take [`WIDE`] of them at a time. However many rows there are: the order of
-/// its sums, and so its bits, must not depend on them.
+/// Whether a norm of groups of `width` elements can process [`WIDE`] elements at a time. This does not depend on the number of
+/// rows, so that the order of sums, and thereby the result's bits, do not either.
 pub(super) fn wide_norm(x: &TensorDesc, y: &TensorDesc, width: usize) -> bool {
     [x, y].iter().all(|plane| plane.strides[0].is_multiple_of(WIDE)) && width.is_multiple_of(WIDE)
 }

@@ -1,4 +1,4 @@
-//! Quantised activations: by themselves, and behind the norm or activation that makes them, in one launch.
+//! Quantisation of activations, alone or fused with the preceding norm or activation.
 
 use crate::{
     driver::{
@@ -23,17 +23,17 @@ use dsrun_core::{
 };
 use std::fmt::Display;
 
-/// What is in front. Numbers are those of the call's operands.
+/// The op before the quantisation. Numbers are indices of the call's operands.
 #[derive(Clone, Copy, Debug)]
 enum Front {
     Nothing,
     Norm(Norm),
     Activation(Activation),
-    /// With the other half, where that is a tensor of its own.
+    /// A gated activation, with the index of up if that is a separate tensor.
     Gate(GatedActivation, Option<usize>),
 }
 
-/// The most threads of a block, and the most elements of a thread that stay in registers.
+/// The maximum number of threads of a block, and of elements that a thread keeps in registers.
 const THREADS: usize = 1024;
 const OWN: usize = 4 * WIDE;
 
@@ -44,7 +44,7 @@ kernel_struct! {
         /// Columns of the result.
         columns: i64 = "i64",
         x: MatrixParams = "Matrix<const X>",
-        /// What the activated gate is multiplied by, where it is a tensor of its own; else absent.
+        /// The up operand, if it is a separate tensor; absent otherwise.
         up: MatrixParams = "Matrix<const X>",
         /// Of the norm; may be null.
         weight: Pointer = "const WEIGHT*",
@@ -55,7 +55,7 @@ kernel_struct! {
         eps: f32 = "float",
         /// Added to every weight.
         weight_offset: f32 = "float",
-        /// The largest gate and the largest magnitude of up; 0 for no limit.
+        /// The upper limit of the gate and of the magnitude of up; 0 for none.
         limit: f32 = "float",
     }
 }
@@ -69,14 +69,14 @@ pub(super) fn quant_per_token(call: &CallDesc) -> Result<KernelPlan> {
     recipe(Front::Nothing, call)
 }
 
-/// The recipe for a norm or an activation and what quantises its result; none if the region is something else.
+/// The plan of a norm or an activation whose result is quantised; `None` if the region is something else.
 pub(super) fn region(region: &Region, call: &CallDesc) -> Result<Option<KernelPlan>> {
     let [first, second] = region.calls() else { return Ok(None) };
     let handed_on = first.results.first().copied();
     let quantises = matches!(second.op, Op::QuantPerToken(_))
         && second.operands.first().copied() == Some(handed_on)
         && region.results() == second.results;
-    // The operand of the region that an operand of the first call is.
+    // Maps an operand of the first call to the operand of the region.
     let outside = |index: usize| {
         let value = first.operands.get(index).copied().flatten()?;
         (value.index() < region.operands()).then_some(value.index())
@@ -136,7 +136,7 @@ fn recipe(front: Front, call: &CallDesc) -> Result<KernelPlan> {
         && y.strides[0].is_multiple_of(WIDE)
         && whole(up)?;
     let items = if wide { columns / WIDE } else { columns };
-    // Short rows take few threads, so that many blocks fit on a multiprocessor.
+    // Short rows use few threads, so that many blocks fit on an SM.
     let most = if items > 1024 { THREADS } else { 512 };
     let each = items.div_ceil(most).max(1);
     let threads = items.div_ceil(each).next_multiple_of(32).max(32);

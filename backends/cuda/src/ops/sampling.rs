@@ -1,4 +1,4 @@
-//! From logits to tokens.
+//! Sampling: from logits to tokens.
 
 mod next_token;
 mod params;
@@ -20,21 +20,21 @@ pub(super) use next_token::region;
 pub(super) use params::params_headers;
 use params::{ArgmaxParams, LogitProcessParams, SampleParams};
 
-/// Threads of a block of `argmax`, and the most blocks that share a row: a thread of the last one each.
+/// Threads of a block of `argmax`, and the maximum number of blocks that share a row: one thread of the last block merges each.
 const ARGMAX_THREADS: usize = 512;
 const MAX_SPLITS: usize = 64;
-/// Threads of a block of `logit_process`, and how many pieces of 4 logits a thread takes where there are enough of them.
+/// Threads of a block of `logit_process`, and the number of vectors of 4 logits per thread, if there are enough.
 const PROCESS_THREADS: usize = 256;
 const PROCESS_TURNS: usize = 2;
 /// Threads of a block of `sample_chunks`.
 const CHUNK_THREADS: usize = 256;
-/// Tokens of a chunk of a row, and bytes of `struct Share`: what is found in one.
+/// Tokens of a chunk of a row, and bytes of `struct Share`, the summary of a chunk.
 const CHUNK: usize = 4096;
 const SHARE: usize = 32;
 /// Threads of a block of `sample`.
 const SAMPLE_THREADS: usize = 1024;
 
-/// Whether so many columns, and all rows of planes, are whole pieces of four elements.
+/// Whether the columns, and the rows of all planes, consist of whole vectors of four elements.
 pub(super) fn in_fours<'a>(columns: usize, planes: impl IntoIterator<Item = &'a TensorDesc>) -> bool {
     columns.is_multiple_of(4) && planes.into_iter().all(|plane| plane.strides[0].is_multiple_of(4))
 }
@@ -43,7 +43,7 @@ pub(super) fn logit_process(call: &CallDesc, device: &DeviceSpec) -> Result<Kern
     let (logits, y) = (operand(call, 0)?, result(call, 0)?);
     let planes = [logits, operand(call, 3)?, y].into_iter().chain(call.tensor(4));
     let width = if in_fours(y.shape[1], planes) { 4 } else { 1 };
-    // Few rows are too few for several pieces a thread.
+    // With few rows, several vectors per thread would leave the device idle.
     let blocks = |turns: usize| y.shape[0] * y.shape[1].div_ceil(PROCESS_THREADS * width * turns);
     let turns = if blocks(PROCESS_TURNS) > 2 * device.sm_count { PROCESS_TURNS } else { 1 };
     let defines: [(_, &dyn std::fmt::Display); 3] =
@@ -76,7 +76,7 @@ pub(super) fn argmax(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan>
     let x = operand(call, 0)?;
     let unit = 16 / x.dtype.bytes();
     let vectors = x.shape[1].is_multiple_of(unit) && x.strides[0].is_multiple_of(unit);
-    // Four vectors for each thread of a block.
+    // Four vectors per thread of a block.
     let rows = x.shape[0];
     let most = (device.sm_count / rows.max(1)).clamp(1, MAX_SPLITS);
     let splits = x.shape[1].div_ceil(ARGMAX_THREADS * 4 * unit).clamp(1, most);
@@ -118,7 +118,7 @@ pub(super) fn sample(call: &CallDesc) -> Result<KernelPlan> {
         batch_invariant: true,
         launches: Box::new(move |frame, functions, _| {
             let [of_chunks, of_rows] = functions else {
-                return Err(Error::internal("a recipe of two kernels without them"));
+                return Err(Error::internal("a sampling plan without its two kernels"));
             };
             let (logits, requests, positions) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
             let (settings, seeds) = (frame.tensor(3)?, frame.tensor(4)?);

@@ -1,4 +1,4 @@
-//! The request table.
+//! Ops on the request table.
 
 use crate::{
     driver::{
@@ -14,18 +14,18 @@ use crate::{
 };
 use dsrun_core::{Result, kernels::CallDesc, op::PrepareStep};
 
-/// The most blocks that copy rows of the block table.
+/// The maximum number of blocks that copy rows of the block table.
 const COPIERS: usize = 1024;
-/// Threads of a block of `prepare_step`: a few warps, which soon meet, where every sequence brings a token.
+/// Threads of a block of `prepare_step`: few warps, with fast barriers, if every sequence has one token.
 const PREPARE_THREADS: std::ops::RangeInclusive<usize> = 128..=1024;
 
 kernel_struct! {
-    /// What the request table records of tokens.
+    /// The columns of the request table that record tokens.
     pub(super) struct TokenRecords {
         requests: ExtentParams = "Extent",
         last_token: Pointer = "int*",
         finished: Pointer = "int*",
-        /// How often each token was generated, and whether it is in the prompt.
+        /// The number of times each token was generated, and whether it is in the prompt.
         counts: MatrixParams = "Matrix<int>",
         vocabulary: i64 = "i64",
         /// Tokens that finish a request.
@@ -49,12 +49,12 @@ kernel_struct! {
         block_size: i64 = "i64",
         /// The request of each sequence.
         requests: Pointer = "const int*",
-        /// The most tokens that each sequence brings.
+        /// The number of tokens of each sequence, before it is bounded by the extent.
         lengths: Pointer = "const int*",
         /// Where the tokens of each sequence begin in `prompt`, or -1 for its last token.
         sources: Pointer = "const int*",
         prompt: Pointer = "const int*",
-        /// Rows of the step whose logits are wanted.
+        /// The rows of the step whose logits are needed.
         wanted: Pointer = "const int*",
         /// The block table of all requests.
         table: MatrixParams = "Matrix<const int>",
@@ -101,7 +101,7 @@ impl TokenRecords {
 
 /// The generated headers of these structs.
 pub(super) fn params_headers() -> Vec<(String, String)> {
-    let about = "What kernels record of tokens in the request table.";
+    let about = "The columns of the request table in which kernels record tokens.";
     vec![
         ("step/table_params.cuh".to_owned(), header(about, &[declaration::<TokenRecords>()])),
         params_header(

@@ -1,4 +1,4 @@
-//! Paged attention of single tokens: `attention/decode.cu`, and of many tiles `attention/decode_even.cu`.
+//! Paged attention of single tokens: `attention/decode.cu`, and for many tiles `attention/decode_even.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -20,70 +20,71 @@ use dsrun_core::{
 };
 use std::{fmt::Display, ops::RangeInclusive, sync::Arc};
 
-/// The most query heads of a tile: rows of a product.
+/// The maximum number of query heads of a tile: rows of a product.
 const ROWS: usize = 16;
-/// The same for heads of more than [`LONG`] elements, whose sums would not fit.
+/// The same for heads of more than [`LONG`] elements, whose accumulators would not fit into registers otherwise.
 const ROWS_OF_LONG: usize = 8;
 const LONG: usize = 128;
-/// The largest head: its accumulators live in registers.
+/// The largest head size: the accumulators are in registers.
 const MAX_HEAD: usize = 256;
-/// The most splits of a sequence's keys.
+/// The maximum number of splits of a sequence's keys.
 const MAX_SPLITS: usize = 32;
-/// The most splits that merge their results through each other's shared memory: what every device has.
+/// The maximum number of splits that merge through distributed shared memory: the portable cluster size.
 const MAX_CLUSTER: usize = 8;
-/// Blocks on a multiprocessor that keep enough reads under way.
+/// Blocks per SM that keep enough reads in flight.
 const BLOCKS: usize = 2;
-/// Bytes of keys and values under way in a block, at most; three such blocks fit on a multiprocessor.
+/// The maximum number of bytes of keys and values in flight in a block; three such blocks fit on an SM.
 const UNDER_WAY: usize = 64 << 10;
-/// How many they are.
+/// The number of such blocks.
 const AT_ONCE: usize = 3;
-/// Bytes of shared memory that a block takes besides its own.
+/// Bytes of shared memory that the driver reserves per block.
 const RESERVED: usize = 1 << 10;
-/// Bytes that the L2 fetches before the kernel's turn, about half of an H200's, and units of a warp at most.
+/// The maximum bytes prefetched into the L2 before the preceding kernel ends, about half of an H200's L2, and the maximum units
+/// per warp.
 const AHEAD: usize = 26 << 20;
 const MOST_AHEAD: usize = 4;
-/// The most units under way in a warp.
+/// The maximum number of units in flight in a warp.
 const STAGES: usize = 2;
 /// Threads of a block.
 const THREADS: usize = 128;
 
-/// What `decode_even` needs more of: 227 KiB of shared memory in a block, as these compute capabilities have.
+/// The compute capabilities with 227 KiB of shared memory per block, which `decode_even` needs.
 const LARGE: RangeInclusive<u32> = 90..=103;
-/// Tiles for each multiprocessor from where on it takes over.
+/// The number of tiles per SM from which on `decode_even` is used.
 const MANY: usize = 16;
-/// Units of the longest sequence there may be, up to which a block of its own is not much longer at it than at others.
+/// Up to this number of units in the longest possible sequence, tiles are even enough for `decode`.
 const LONG_UNITS: usize = 256;
-/// The most rows, or sequences, whose keys it adds up: they are in shared memory.
+/// The maximum number of rows, or sequences, of its prefix sum in shared memory.
 const MOST_ENTRIES: usize = 1024;
-/// Its warps: fewer for units so large that not enough of them would be under way in each.
+/// Its warps: fewer for large units, so that each warp has enough units in flight.
 const WARPS: [usize; 2] = [8, 4];
 const LARGE_UNIT: usize = 8 << 10;
-/// Bytes of keys and values under way in its block, at most, and units in a warp.
+/// The maximum bytes of keys and values in flight in its block, and units in flight per warp.
 const RING: usize = 128 << 10;
 const MOST_STAGES: usize = 8;
-/// The most units of all tiles together.
+/// The maximum number of units of all tiles together.
 const MOST_UNITS: usize = 1 << 30;
 
-/// Whether vectors of 16 bytes can be loaded: heads of whole vectors, all strides but the last too.
+/// Whether vectors of 16 bytes can be loaded: the head size and all strides but the last are multiples of 8.
 fn vectors(tensor: &TensorDesc, size: usize) -> bool {
     let (_, outer) = tensor.strides.split_last().unwrap_or((&1, &[]));
     size.is_multiple_of(8) && outer.iter().all(|stride| stride.is_multiple_of(8))
 }
 
-/// The number that a kernel is told besides what all kernels for attention are.
+/// The additional parameter of a kernel besides `AttentionParams`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Number {
-    /// The most splits of a tile: `decode`.
+    /// The maximum number of splits of a tile: `decode`.
     Splits(usize),
     /// Columns of the grid: `decode_even`.
     Columns(usize),
 }
 
-/// How the work is laid out.
+/// The tile configuration of a decode kernel.
 struct TileConfig {
     unit: &'static str,
     entry: &'static str,
-    /// The constants of the one kernel that the other does not have.
+    /// The constants specific to this kernel.
     own: Vec<(&'static str, usize)>,
     stages: usize,
     shared: usize,
@@ -94,45 +95,45 @@ struct TileConfig {
     persistent: usize,
 }
 
-/// The sizes of a call that say how it is cut.
+/// The sizes of a call that determine its tile configuration.
 struct Sizes {
     /// Rows, or sequences.
     entries: usize,
-    /// KV heads times parts of their groups.
+    /// KV heads times tiles per head group.
     columns: usize,
     /// Query heads of a tile.
     heads: usize,
     value_size: usize,
     /// Slots of a page.
     slots: usize,
-    /// Bytes of keys and values that a warp takes at a time.
+    /// Bytes of keys and values that a warp processes at a time.
     unit: usize,
 }
 
 impl Sizes {
-    /// Tiles cut up until there are enough of them.
+    /// Splits the keys of tiles until there are enough blocks.
     fn split(&self, device: &DeviceSpec) -> TileConfig {
         let blocks = self.entries * self.columns;
-        // No more than there is room for: blocks that wait for others to end cost more than a few idle multiprocessors. Where
-        // one block on each makes up clusters, there is no second: those of the products around it find room beside one.
+        // At most as many blocks as are resident: a second wave costs more than a few idle SMs. If one block per SM is enough
+        // for clusters, there is no second one, so that blocks of the neighbouring GEMM kernels fit beside it.
         let alone = device.capability >= 90 && blocks * MAX_CLUSTER <= device.sm_count;
         let most = device.sm_count * if alone { 1 } else { BLOCKS };
         let splits = (most / blocks.max(1)).clamp(1, MAX_SPLITS);
         let cluster = if device.capability >= 90 { splits.min(MAX_CLUSTER) } else { 1 };
         let splits = if alone { splits / cluster * cluster } else { splits.next_multiple_of(cluster) };
         let in_block = THREADS / 32 * self.unit;
-        // What warps leave for each other, and what blocks of a cluster do.
+        // Shared memory for merging the warps of a block, and the blocks of a cluster.
         let of_cluster = if cluster > 1 { (self.heads * self.value_size / 4 + cluster) * 24 } else { 0 };
         let beside = THREADS / 32 * self.heads * (self.value_size + 6) * 4 + of_cluster;
         let room = device.shared_memory().saturating_sub(beside).min(UNDER_WAY);
-        // Where all blocks are there at once, as many on a multiprocessor, each may have more under way if there is room.
+        // If all blocks are resident at once, each may have more units in flight.
         let at_once = splits == 1 && blocks <= device.sm_count * BLOCKS;
         let share = (device.shared_memory() / BLOCKS).saturating_sub(beside + RESERVED);
         let stages = match at_once && share / in_block > STAGES {
             true => STAGES + 1,
             false => (room / in_block).clamp(1, STAGES),
         };
-        // Blocks that may be there before their turn, and what they fetch into the L2 then.
+        // Blocks that may be resident before the preceding kernel ends, and what they prefetch into the L2.
         let first = device.sm_count * AT_ONCE;
         let fetches = splits == 1 && device.capability >= 90 && self.slots.is_multiple_of(16);
         let ahead = if fetches { (AHEAD / (blocks.min(first) * in_block).max(1)).min(MOST_AHEAD) } else { 0 };
@@ -152,12 +153,12 @@ impl Sizes {
         }
     }
 
-    /// The keys of all tiles shared out evenly.
+    /// Distributes the keys of all tiles evenly over warps.
     fn even(&self, device: &DeviceSpec) -> TileConfig {
         let warps = WARPS[usize::from(self.unit > LARGE_UNIT)];
         let stages = (RING / (warps * self.unit)).clamp(1, MOST_STAGES);
         let workers = device.sm_count * warps;
-        // `PLACE` of the kernel: 4 numbers of each lane and step, then two of each head.
+        // `PLACE` of the kernel: 4 floats per lane and step, then two per head.
         let eights = self.heads.div_ceil(8);
         let place = eights * (self.value_size.div_ceil(16) * 128 + 16) * 4;
         TileConfig {
@@ -175,7 +176,7 @@ impl Sizes {
     }
 }
 
-/// A launch of one of the kernels.
+/// A planned launch of one of the two kernels.
 pub(super) struct Decode {
     pub(super) spec: KernelSpec,
     grid: [usize; 3],
@@ -188,7 +189,7 @@ pub(super) struct Decode {
 }
 
 impl Decode {
-    /// The kernel, if it takes the types and heads: for all rows, or for those of sequences that have one alone.
+    /// Plans a decode kernel, if it supports the types and heads: for all rows, or only for sequences of one row.
     pub(super) fn plan(
         op: &PagedAttention,
         call: &CallDesc,
@@ -261,19 +262,19 @@ impl Decode {
         }))
     }
 
-    /// Blocks that share a row of the result; `None` if the splits of a row do too.
+    /// The number of blocks that write a row of the result; `None` if a row is also split over keys.
     pub(super) fn blocks_of_row(&self) -> Option<usize> {
         (self.spec.entry == "decode" && self.grid[2] == 1).then_some(self.grid[0])
     }
 
-    /// Has the last of so many blocks of a row quantise it.
+    /// Makes the last of the `blocks` blocks of a row quantise it.
     pub(super) fn quantise(&mut self, blocks: usize) {
         for (_, value) in self.spec.defines.iter_mut().filter(|(name, _)| *name == "QUANTISED") {
             *value = blocks.to_string();
         }
     }
 
-    /// The launch into the results of a call, with scratch and zeroed memory of its own.
+    /// The launch that writes the results of a call, with its scratch and zeroed memory.
     pub(super) fn step(
         &self,
         frame: &Frame,
@@ -285,8 +286,8 @@ impl Decode {
         self.launch(frame, function, (y, Some(log)), [workspace, persistent], QuantisedRows::default())
     }
 
-    /// The launch into `y` and, if they are wanted, the logarithms of the scores' sums, with scratch and zeroed memory of its own.
-    /// The rows of `y` are quantised if [`Self::quantise`] has said so.
+    /// The launch that writes `y` and, if needed, the log-sum-exp of the scores, with its scratch and zeroed memory. The rows of
+    /// `y` are quantised if [`Self::quantise`] was called.
     pub(super) fn launch(
         &self,
         frame: &Frame,
@@ -309,7 +310,8 @@ impl Decode {
     }
 }
 
-/// The kernel by itself, if every sequence has one token at most as far as the sizes tell, and it takes the types and heads.
+/// Plans a call as a single decode kernel, if by its sizes every sequence has at most one token, and the kernel supports the
+/// types and heads.
 pub(super) fn plan(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) -> Result<Option<KernelPlan>> {
     if operand(call, 0)?.shape[0] > operand(call, 3)?.shape[0] {
         return Ok(None);
@@ -319,10 +321,11 @@ pub(super) fn plan(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) ->
         kernels: vec![decode.spec.clone()],
         workspace: decode.workspace,
         persistent: decode.persistent,
-        // How keys are split depends on how many sequences there may be.
+        // The split of keys depends on the maximum number of sequences.
         batch_invariant: false,
         launches: Box::new(move |frame, functions, _| {
-            let function = functions.first().ok_or_else(|| Error::internal("a recipe without a kernel"))?;
+            let function =
+                functions.first().ok_or_else(|| Error::internal("a decode plan without a kernel"))?;
             Ok(decode.step(frame, function, frame.workspace, frame.persistent)?.into_iter().collect())
         }),
     }))

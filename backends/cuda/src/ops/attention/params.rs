@@ -1,4 +1,4 @@
-//! Structs that kernels for attention take.
+//! Parameter structs of the attention kernels.
 
 use crate::{
     driver::{
@@ -16,7 +16,7 @@ use dsrun_core::{
 };
 
 kernel_struct! {
-    /// Operands, results and attributes of attention, which all its kernels take.
+    /// Operands, results and attributes that all attention kernels take.
     pub(super) struct AttentionParams {
         pub(super) sequences: ExtentParams = "Extent",
         pub(super) tokens: ExtentParams = "Extent",
@@ -44,7 +44,7 @@ kernel_struct! {
         pub(super) kv_heads: i64 = "i64",
         /// Query heads of a KV head.
         pub(super) group: i64 = "i64",
-        /// Tiles that share the query heads of a KV head.
+        /// Tiles per group of query heads of a KV head.
         pub(super) parts: i64 = "i64",
         pub(super) window: i64 = "i64",
         pub(super) y: MatrixParams = "Matrix<Q>",
@@ -59,21 +59,21 @@ kernel_struct! {
     /// Parameters of `attention`.
     pub(super) struct PlainAttentionParams {
         pub(super) attention: AttentionParams = "AttentionParams",
-        /// The most splits of a sequence's keys.
+        /// The maximum number of splits of a sequence's keys.
         pub(super) splits: i64 = "i64",
         /// Unnormalised results of splits.
         pub(super) partial: Pointer = "float*",
-        /// How many splits of each tile are done.
+        /// The number of finished splits of each tile.
         pub(super) counters: Pointer = "u32*",
     }
 }
 
 kernel_struct! {
-    /// Where rows go as bytes; nulls if they are not quantised.
+    /// The quantised rows and their scales; null if rows are not quantised.
     pub(super) struct QuantisedRows {
         pub(super) y: MatrixParams = "Matrix<signed char>",
         pub(super) scales: Pointer = "float*",
-        /// How many blocks of each row are done.
+        /// The number of finished blocks of each row.
         pub(super) counters: Pointer = "u32*",
     }
 }
@@ -82,11 +82,11 @@ kernel_struct! {
     /// Parameters of `decode`.
     pub(super) struct DecodeParams {
         pub(super) attention: AttentionParams = "AttentionParams",
-        /// The most splits of a sequence's keys.
+        /// The maximum number of splits of a sequence's keys.
         pub(super) splits: i64 = "i64",
         /// Unnormalised results of clusters of splits.
         pub(super) partial: Pointer = "float*",
-        /// How many clusters of each tile are done.
+        /// The number of finished clusters of each tile.
         pub(super) counters: Pointer = "u32*",
         pub(super) quantised: QuantisedRows = "QuantisedRows",
     }
@@ -96,11 +96,11 @@ kernel_struct! {
     /// Parameters of `decode_even`.
     pub(super) struct DecodeEvenParams {
         pub(super) attention: AttentionParams = "AttentionParams",
-        /// KV heads times parts of their groups.
+        /// KV heads times tiles per head group.
         pub(super) columns: i64 = "i64",
-        /// Unnormalised parts of tiles, two for each warp.
+        /// Partial results of tiles, two for each warp.
         pub(super) partial: Pointer = "float*",
-        /// How many warps of each shared tile are done.
+        /// The number of finished warps of each shared tile.
         pub(super) counters: Pointer = "u32*",
     }
 }
@@ -112,14 +112,14 @@ kernel_struct! {
         pub(super) key_map: TensorMap = "TensorMap",
         pub(super) value_map: TensorMap = "TensorMap",
         pub(super) attention: AttentionParams = "AttentionParams",
-        /// How many tiles have been taken.
+        /// The number of tiles that blocks have taken.
         pub(super) counter: Pointer = "u32*",
     }
 }
 
 /// The generated headers of these structs.
 pub(in crate::ops) fn params_headers() -> Vec<(String, String)> {
-    let about = "The struct that all kernels for attention take.";
+    let about = "The parameter struct of all attention kernels.";
     vec![
         ("attention/params.cuh".to_owned(), header(about, &[declaration::<AttentionParams>()])),
         params_header("attention/attention", &[declaration::<PlainAttentionParams>()]),
@@ -135,7 +135,7 @@ fn group(query_heads: u32, kv_heads: u32) -> i64 {
 }
 
 impl AttentionParams {
-    /// Attention over pages with one tile for each KV head, into `y` and, if they are wanted, the logarithms of the scores' sums.
+    /// Paged attention with one tile per KV head, written to `y` and, if needed, the log-sum-exp of the scores.
     pub(super) fn paged(op: &PagedAttention, frame: &Frame, y: &Bound, log: Option<&Bound>) -> Result<Self> {
         let (query, keys, values) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (start, length, total) = (frame.tensor(3)?, frame.tensor(4)?, frame.tensor(5)?);
@@ -171,7 +171,7 @@ impl AttentionParams {
         })
     }
 
-    /// Attention of sequences whose keys and values are rows, with one tile for each KV head.
+    /// Unpaged attention, whose keys and values are rows, with one tile per KV head.
     pub(super) fn unpaged(op: &Attention, frame: &Frame) -> Result<Self> {
         let (query, keys, values) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (start, length, y) = (frame.tensor(3)?, frame.tensor(4)?, frame.result(0)?);

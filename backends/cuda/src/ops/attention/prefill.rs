@@ -1,11 +1,11 @@
-//! Prompts on tensor cores: sequences of at least [`PROMPT`] queries in a call, or the only one of a long call.
+//! Prefill attention on tensor cores: sequences of at least [`PROMPT`] queries in a call, or the only sequence of a large call.
 //!
 //! | device | head sizes | kernel |
 //! |---|---|---|
 //! | sm_90 | values of 64, 80, 96 or 128; keys a multiple of 16 up to 128; pages that divide 128, or are its multiples | `prompt_wgmma` |
 //! | sm_80 and up; sm_75 for f16 | multiples of 8 up to 256 | `prompt_mma` |
 //!
-//! All else stays with the kernel for decoding: other types, odd sizes or strides, scales that are not positive.
+//! Everything else runs on the general kernel: other types, odd sizes or strides, scales that are not positive.
 
 use crate::{
     arch::DeviceSpec,
@@ -27,55 +27,55 @@ use crate::{
 use dsrun_core::{DType, Result};
 use std::sync::Arc;
 
-/// The fewest queries of a sequence that make it a prompt. Fewer fill too little of a tile.
+/// The minimum number of queries of a prefill. Fewer would fill too little of a tile.
 const PROMPT: usize = 16;
-/// The fewest rows of a call of one sequence in which that is a prompt however few it brings. There could be as little in it as
-/// in any other, but who has a call made for so many rows has more than a few; and without kernels for fewer it is one launch.
+/// In a call planned for one sequence and at least this many rows, the sequence always runs as a prefill: a call planned for so
+/// many rows usually has many, and then a single launch suffices.
 const LONE: usize = 64;
 
-/// Rows of a tile of `prompt_wgmma`, and keys of a turn.
+/// Rows of a tile of `prompt_wgmma`, and keys per iteration.
 const WGMMA_ROWS: usize = 128;
-/// Elements of a row that lie together in its shared memory, and bytes of 128 rows of so many: its unit.
+/// Elements of a swizzled row in its shared memory, and bytes of 128 such rows.
 const HALF: usize = 64;
 const HALF_BYTES: usize = 128 * 128;
-/// Depth of its rings of keys and values, and tiles whose queries, and then results, may be there.
+/// Stages of its ring buffers of keys and values, and its query buffers.
 const STAGES: usize = 2;
 const TILES: usize = 2;
 /// Its threads: three warpgroups.
 const WGMMA_THREADS: usize = 384;
 /// Threads of `prompt_mma`.
 const MMA_THREADS: usize = 128;
-/// The most heads of a KV head that share a tile.
+/// The maximum number of query heads of a KV head in a tile.
 const MAX_HEADS: usize = 16;
 
-/// The kernel a call's prompts run on.
+/// The kernel for the prefills of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KernelKind {
     Wgmma,
-    /// 16-row tiles of a warp, keys of a turn.
+    /// 16-row tiles of a warp, keys per iteration.
     Mma(usize, usize),
 }
 
-/// How prompts of a call are run.
+/// The plan for the prefills of a call.
 #[derive(Clone, Debug)]
 pub(super) struct Prompts {
     way: KernelKind,
     kernel: KernelSpec,
-    /// The fewest queries of a sequence that is run here.
+    /// The minimum number of queries of a sequence that runs here.
     pub(super) fewest: usize,
     /// Query heads and queries in a tile.
     heads: usize,
     tokens: usize,
-    /// Tiles there may be, times KV heads and parts of their groups.
+    /// The maximum number of tiles, times KV heads and tiles per head group.
     items: usize,
     blocks: usize,
     kinds: Kinds,
 }
 
 impl Prompts {
-    /// How prompts are run on tensor cores, if there can be any and there is a kernel for them.
+    /// Plans the prefills of a call on tensor cores, if there can be any and a kernel supports them.
     pub(super) fn plan(kinds: &Kinds, device: &DeviceSpec) -> Result<Option<Self>> {
-        // With as many sequences as tokens all are single tokens, or so few that it matters little.
+        // With as many sequences as tokens, nearly all sequences have a single token.
         let any = kinds.tokens >= PROMPT && kinds.tokens > kinds.sequences;
         let half = kinds.query == DType::F16 || (kinds.query == DType::BF16 && device.capability >= 80);
         let fits = half && kinds.query == kinds.cache && kinds.query_vectors && kinds.cache_vectors;
@@ -120,7 +120,7 @@ impl Prompts {
         self.kernel.clone()
     }
 
-    /// The launch, with the address of a word of zeros to count in.
+    /// The launch; `counter` is the address of a zeroed word.
     pub(super) fn step(
         &self,
         function: &Arc<Function>,
@@ -143,7 +143,7 @@ impl Prompts {
         Ok(LaunchOp::kernel(function, blocks, WGMMA_THREADS, &params))
     }
 
-    /// Boxes of half a row of a tile's queries.
+    /// The tensor map of queries, in boxes of half a row.
     fn query_map(&self, attention: &AttentionParams) -> Result<TensorMap> {
         let (size, heads) = (self.kinds.key_size as u64, (self.kinds.kv_heads * self.kinds.group()) as u64);
         TensorMap::of_halves(
@@ -155,7 +155,8 @@ impl Prompts {
         )
     }
 
-    /// Boxes of the keys or values of a page: both their halves, 8 slots at a time, or 64 elements of them, or of 128 rows.
+    /// The tensor map of keys or values of a page: boxes of both halves of 8 slots, or of 64 elements of the slots of a page or
+    /// of 128 rows.
     fn cache_map(&self, cache: &Bound, size: usize, strides: Strides) -> Result<TensorMap> {
         let Strides { page, head, slot } = strides;
         let [page, head, slot] = [page, head, slot].map(|stride| stride as u64);
@@ -165,7 +166,7 @@ impl Prompts {
         };
         let (kind, heads) = (self.kinds.cache, self.kinds.kv_heads as u64);
         if let (true, Some(head)) = (whole(&self.kinds), head_stride(&cache.desc)) {
-            // Element, slot, half, slots by the 8, head of all heads of all pages.
+            // Dimensions: element, slot, half, group of 8 slots, head of all pages.
             let halves = size / HALF;
             let sizes = [HALF as u64, 8, halves as u64, slots / 8, heads * pages];
             let strides = [slot, HALF as u64, 8 * slot, head as u64];
@@ -174,18 +175,18 @@ impl Prompts {
         }
         // What there is one of has no stride, but one must be named.
         let page = if page == 0 { slot * slots } else { page };
-        // Element, slot, head, page.
+        // Dimensions: element, slot, head, page.
         let (sizes, strides) = ([size as u64, slots, heads, pages], [slot, head, page]);
         TensorMap::of_halves(kind, cache.address, sizes, strides, [HALF as u32, self.box_slots(), 1, 1])
     }
 
-    /// Keys that one copy brings.
+    /// Keys per copy.
     fn box_slots(&self) -> u32 {
         if self.kinds.paged { self.kinds.slots.min(WGMMA_ROWS) as u32 } else { WGMMA_ROWS as u32 }
     }
 }
 
-/// Whether a copy brings whole rows of a page's keys or values: half as many copies.
+/// Whether a copy loads whole rows of a page's keys or values, which halves the number of copies.
 fn whole(kinds: &Kinds) -> bool {
     let sizes = [kinds.key_size, kinds.value_size];
     kinds.paged && kinds.cache_even && sizes.iter().all(|size| size.is_multiple_of(HALF))
@@ -201,10 +202,10 @@ impl KernelKind {
             && [64, 80, 96, 128].contains(&kinds.value_size);
         match (device.capability, kinds.key_size.max(kinds.value_size)) {
             (90, _) if pages && sizes => Self::Wgmma,
-            // 64 KiB of shared memory.
+            // These devices have 64 KiB of shared memory.
             (75, ..=128) => Self::Mma(1, 64),
             (75, _) => Self::Mma(1, 16),
-            // Registers are full.
+            // Limited by registers.
             (_, ..=64) => Self::Mma(2, 64),
             (_, ..=128) => Self::Mma(2, 32),
             (_, _) => Self::Mma(1, 32),
@@ -232,7 +233,7 @@ impl KernelKind {
             Self::Wgmma => {
                 let [key, value] =
                     [kinds.key_size, kinds.value_size].map(|size| size.div_ceil(HALF) * HALF_BYTES);
-                // Room to begin at a multiple of 1024.
+                // Plus 1024 bytes for alignment.
                 1024 + TILES * key.max(value) + STAGES * (key + value)
             }
             Self::Mma(_, keys) => {

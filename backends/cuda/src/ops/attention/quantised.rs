@@ -1,5 +1,5 @@
-//! Attention of single tokens whose rows are quantised by the block that is the last of a row: `attention/decode.cu` with
-//! `QUANTISED`.
+//! Attention of single tokens with quantised results; the block that finishes a row last quantises it:
+//! `attention/decode.cu` with `QUANTISED`.
 //!
 //! The region is `paged_attention` and the `quant_per_token` of its result; the unquantised rows are scratch memory.
 
@@ -21,14 +21,14 @@ use dsrun_core::{
     region::Region,
 };
 
-/// The longest row: a thread keeps 64 elements.
+/// The maximum row length: a thread keeps 64 elements.
 const MOST_COLUMNS: usize = 8192;
-/// Elements that are read and written at once.
+/// Elements per load and store.
 const VECTOR: usize = 8;
-/// Operands of the attention: those that are not optional.
+/// The number of required operands of attention.
 const OPERANDS: usize = 8;
 
-/// How a region of attention and quantisation is run; `None` if it is something else, or has no kernel.
+/// The plan of a region of attention and quantisation; `None` if the region is something else, or has no kernel.
 pub(in crate::ops) fn region(
     region: &Region,
     call: &CallDesc,
@@ -37,7 +37,7 @@ pub(in crate::ops) fn region(
     let Some(op) = read(region) else { return Ok(None) };
     let query = operand(call, 0)?;
     let rows = query.shape[0];
-    // Every sequence has one token at most, as far as the sizes tell.
+    // By the sizes, every sequence must have at most one token.
     if rows > operand(call, 3)?.shape[0] {
         return Ok(None);
     }
@@ -58,7 +58,7 @@ pub(in crate::ops) fn region(
         kernels: vec![decode.spec.clone()],
         workspace: y_bytes + decode.workspace,
         persistent: counters + rows * size_of::<u32>(),
-        // How keys are split depends on how many sequences there may be.
+        // The split of keys depends on the maximum number of sequences.
         batch_invariant: false,
         launches: Box::new(move |frame, functions, _| {
             let (bytes, scales) = (frame.result(0)?, frame.result(1)?);
@@ -76,7 +76,7 @@ pub(in crate::ops) fn region(
     }))
 }
 
-/// The attention of such a body, whose operands are those of the region in their order.
+/// Reads such a body, whose operands must be those of the region in order.
 fn read(region: &Region) -> Option<PagedAttention> {
     let mut reader = BodyReader::new(region);
     let (op, attention) = reader.take(|op| {

@@ -1,4 +1,4 @@
-//! Activations, and products of an activation with the other half of a gated MLP.
+//! Activations, and gated activations.
 
 use super::present;
 use crate::{
@@ -28,7 +28,7 @@ kernel_struct! {
         bias: Pointer = "const BIAS*",
         y: MatrixParams = "Matrix<X>",
         columns: i64 = "i64",
-        /// The largest input; 0 for no limit.
+        /// The upper limit of inputs; 0 for none.
         limit: f32 = "float",
     }
 }
@@ -38,14 +38,14 @@ kernel_struct! {
     struct GatedActivationParams {
         extent: ExtentParams = "Extent",
         gate: MatrixParams = "Matrix<const X>",
-        /// Absent where gate and up are columns of one tensor.
+        /// Absent if gate and up are columns of one tensor.
         up: MatrixParams = "Matrix<const X>",
         /// Of gate and up, in the layout of their columns; may be null.
         bias: Pointer = "const BIAS*",
         y: MatrixParams = "Matrix<X>",
         /// Columns of the result.
         columns: i64 = "i64",
-        /// The largest gate and the largest magnitude of up; 0 for no limit.
+        /// The upper limit of the gate and of the magnitude of up; 0 for none.
         limit: f32 = "float",
         /// Added to up.
         up_offset: f32 = "float",

@@ -1,4 +1,4 @@
-//! The embedding of tokens, with that of their positions if there is a table of those.
+//! Token embedding, optionally with position embedding.
 
 use super::present;
 use crate::{
@@ -20,7 +20,7 @@ use dsrun_core::{
     op::Embed,
 };
 
-/// The fewest tokens for which a block loops over the whole row: as many blocks as any device has room for.
+/// From this many tokens on, a block loops over the whole row: there are enough blocks to fill any device.
 const WHOLE_ROWS: usize = 512;
 
 kernel_struct! {
@@ -77,7 +77,8 @@ pub(in crate::ops) fn embed(op: &Embed, call: &CallDesc) -> Result<KernelPlan> {
             position_table: position_table.map(WeightParams::of).unwrap_or_default(),
             position_table_rows: position_table.map_or(0, |table| table.layout.rows as i64),
         };
-        // A block reads the id of a row before it can read the row: with many tokens it takes all of a row, so as to wait once.
+        // A block reads the id of a row before it can read the row: with many tokens it processes the whole row, to wait for an
+        // id only once.
         let items = if rows < WHOLE_ROWS { columns } else { columns.min(THREADS) };
         Ok(LaunchOp::kernel(function, plane(rows, items), THREADS, &params))
     }))

@@ -1,4 +1,4 @@
-//! The norm that a region begins with.
+//! The norm at the start of a region.
 
 use crate::ops::body::{BodyReader, made, value};
 use dsrun_core::{
@@ -6,7 +6,7 @@ use dsrun_core::{
     region::well_known::Norm as Norms,
 };
 
-/// A norm in front of another op, with the numbers of its weight and bias operands.
+/// A norm before another op, with the indices of its weight and bias operands.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ops) enum Norm {
     Rms(RmsNorm, usize),
@@ -30,7 +30,7 @@ impl Norm {
         }
     }
 
-    /// The attributes as bits, equal for equal norms: the kind, epsilon, and the offset of the weight.
+    /// The attributes as bits, for comparison and as parameters: the kind, epsilon, and the weight offset.
     pub(in crate::ops) fn scalars(self) -> [u32; 3] {
         match self {
             Self::Rms(op, _) => [1, op.eps.to_bits(), op.weight_offset.to_bits()],
@@ -38,7 +38,7 @@ impl Norm {
         }
     }
 
-    /// Epsilon, and the offset of the weight.
+    /// Epsilon and the weight offset.
     pub(in crate::ops) fn eps_and_offset(self) -> (f32, f32) {
         match self {
             Self::Rms(op, _) => (op.eps, op.weight_offset),
@@ -46,8 +46,12 @@ impl Norm {
         }
     }
 
-    /// Reads a norm from the next call of a body, with the values it reads and makes; the inner `None` is a norm that no kernel takes.
-    #[allow(clippy::option_option, reason = "no norm, and a norm that no kernel takes, differ")]
+    /// Reads a norm from the next call of a body, with its input and result. The outer `None` means that the next call is not a
+    /// norm, the inner `None` that no kernel supports it.
+    #[allow(
+        clippy::option_option,
+        reason = "no norm, and a norm that no kernel supports, are different results"
+    )]
     pub(in crate::ops) fn read(reader: &mut BodyReader<'_>) -> Option<Option<(Self, usize, usize)>> {
         let (norm, call) = reader.take(Norms::of)?;
         let norm = match norm {

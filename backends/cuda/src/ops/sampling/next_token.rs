@@ -1,7 +1,7 @@
-//! From the logits of one row to its token, recorded, in one launch: `sampling/next_token.cu`.
+//! Samples and records the token of one row of logits in one launch: `sampling/next_token.cu`.
 //!
-//! The region is `logit_process`, `sample` and `commit_tokens` of one row, each reading what the one before made. The kernel gives
-//! the bits that theirs would give one after the other.
+//! The region is `logit_process`, `sample` and `commit_tokens` of one row, in a chain. The kernel's results are bit-identical to
+//! those of the separate kernels.
 
 use super::{CHUNK, SHARE, in_fours, params::NextTokenParams};
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 use dsrun_core::{Error, Result, kernels::CallDesc, op::Op, region::Region};
 use std::fmt::Display;
 
-/// Threads of a block, which has a chunk of the row.
+/// Threads of a block, which processes a chunk of the row.
 const THREADS: usize = 1024;
 
 /// The operands of the body, as operands of the region. Its results are the processed logits, the id, its log probability, and the
@@ -116,17 +116,17 @@ impl Body {
     }
 }
 
-/// How the tail of a step of one row is run; `None` if the region is something else.
+/// The plan of the sampling tail of a step of one row; `None` if the region is something else.
 ///
 /// # Errors
-/// If it is the tail of a step of more rows.
+/// If the step has more rows.
 pub(in crate::ops) fn region(region: &Region, call: &CallDesc) -> Result<Option<KernelPlan>> {
     let Some(body) = Body::read(region) else { return Ok(None) };
     let logits = operand(call, body.logits)?;
     let [rows, columns] = logits.shape[..] else { return Ok(None) };
     if (rows, operand(call, body.commits)?.shape[0]) != (1, 1) || columns == 0 {
         let message =
-            format!("CUDA samples and records {rows} rows of {columns} logits in launches of their own");
+            format!("CUDA samples and records {rows} rows of {columns} logits in separate launches");
         return Err(Error::unsupported(message));
     }
     let defines: [(_, &dyn Display); 5] = [

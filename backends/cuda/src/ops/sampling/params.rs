@@ -1,4 +1,4 @@
-//! Structs that kernels from logits to tokens take.
+//! Parameter structs of the sampling kernels.
 
 use crate::{
     driver::kernel_struct::{Pointer, declaration, kernel_struct, params_header},
@@ -13,7 +13,7 @@ kernel_struct! {
     pub(super) struct LogitProcessParams {
         pub(super) extent: ExtentParams = "Extent",
         pub(super) vocabulary: i64 = "i64",
-        /// Requests that have settings.
+        /// The number of requests that have settings.
         pub(super) capacity: i64 = "i64",
         pub(super) logits: MatrixParams = "Matrix<const X>",
         pub(super) requests: Pointer = "const int*",
@@ -36,7 +36,7 @@ kernel_struct! {
         pub(super) ids: Pointer = "int*",
         /// The best of each split of each row; null without splits.
         pub(super) partial: Pointer = "struct Best*",
-        /// How many splits of each row are done; null without splits.
+        /// The number of finished splits of each row; null without splits.
         pub(super) counters: Pointer = "u32*",
     }
 }
@@ -46,14 +46,14 @@ kernel_struct! {
     pub(super) struct SampleParams {
         pub(super) extent: ExtentParams = "Extent",
         pub(super) columns: i64 = "i64",
-        /// Requests that have settings and a seed.
+        /// The number of requests that have settings and a seed.
         pub(super) capacity: i64 = "i64",
         pub(super) logits: MatrixParams = "Matrix<const float>",
         pub(super) requests: Pointer = "const int*",
         pub(super) positions: Pointer = "const int*",
         pub(super) settings: MatrixParams = "Matrix<const float>",
         pub(super) seeds: MatrixParams = "Matrix<const u32>",
-        /// What was found in each chunk of each row.
+        /// The summary of each chunk of each row.
         pub(super) shares: Pointer = "Share*",
         /// Chunks of a row.
         pub(super) chunks: i64 = "i64",
@@ -67,7 +67,7 @@ kernel_struct! {
     pub(super) struct NextTokenParams {
         pub(super) extent: ExtentParams = "Extent",
         pub(super) columns: i64 = "i64",
-        /// Requests that have settings and a seed.
+        /// The number of requests that have settings and a seed.
         pub(super) capacity: i64 = "i64",
         pub(super) logits: Pointer = "const X*",
         pub(super) requests: Pointer = "const int*",
@@ -81,7 +81,7 @@ kernel_struct! {
         pub(super) y: Pointer = "float*",
         pub(super) positions: Pointer = "const int*",
         pub(super) seeds: MatrixParams = "Matrix<const u32>",
-        /// What was found in each chunk.
+        /// The summary of each chunk.
         pub(super) shares: Pointer = "Share*",
         pub(super) chunks: i64 = "i64",
         pub(super) ids: Pointer = "int*",
@@ -89,7 +89,7 @@ kernel_struct! {
         /// The request whose token is recorded.
         pub(super) commits: Pointer = "const int*",
         pub(super) records: TokenRecords = "TokenRecords",
-        /// How many chunks are done.
+        /// The number of finished chunks.
         pub(super) counter: Pointer = "u32*",
     }
 }
