@@ -1,8 +1,8 @@
-//! Matrix products: dense and quantised linear layers, by themselves and fused with a norm and an epilogue.
+//! GEMM: dense and quantised linear layers, alone or fused with a preceding norm and an epilogue.
 //!
-//! A call or a region is read as a [`FusedLinear`]. [`plan`](plan::plan) describes it as a [`Problem`](problem::Problem) and asks
-//! [`select`](select::select) for a family of kernels that runs all of it in one launch; where none does, norm and epilogue get launches
-//! of their own.
+//! A call or a region is read as a [`FusedLinear`]. [`plan`](plan::plan) describes it as a [`Problem`](problem::Problem), for
+//! which [`select`](select::select) returns a kernel family that computes all of it in one launch. If there is none, norm and
+//! epilogue become separate launches.
 
 mod apply_epilogue;
 mod epilogue;

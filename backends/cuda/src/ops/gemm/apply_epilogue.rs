@@ -1,4 +1,4 @@
-//! An epilogue in a launch of its own, applied to a product in scratch memory: `linear/apply_epilogue.cu` and `linear/heads.cu`.
+//! An epilogue as a separate launch, applied to a product in scratch memory: `linear/apply_epilogue.cu` and `linear/heads.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -16,27 +16,28 @@ use crate::{
 use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc, op::RmsNorm};
 use std::{fmt::Display, sync::Arc};
 
-/// A launch that applies an epilogue.
+/// A separate launch that applies an epilogue.
 pub(super) struct ApplyEpilogue {
     pub(super) spec: KernelSpec,
     fused: FusedLinear,
-    /// Blocks for the heads of a row, threads of a block, and rows resident at once; `None` if the epilogue makes no heads.
+    /// Blocks per row, threads per block, and resident rows of the heads kernel; `None` if the epilogue does not split into
+    /// heads.
     heads: Option<([usize; 2], usize)>,
-    /// Results of a thread where the epilogue makes no heads.
+    /// Results per thread if the epilogue does not split into heads.
     results: usize,
 }
 
 /// Threads of a block of `heads`.
 const HEAD_THREADS: usize = 128;
-/// The most threads of a block of `heads_wide`, which takes [`WIDE`] elements at a time.
+/// The maximum number of threads of a block of `heads_wide`, which processes [`WIDE`] elements at a time.
 const WIDE_HEAD_THREADS: usize = 256;
 /// Threads of `heads_wide` that an SM has registers for.
 const HEADS_AT_ONCE: usize = 1024;
 
-/// Blocks for the heads of a row, each of `lanes` lanes, and the threads of a block.
+/// The number of blocks for the heads of a row, with `lanes` lanes per head, and the threads of a block.
 fn head_blocks(heads: usize, lanes: usize) -> [usize; 2] {
     let most = WIDE_HEAD_THREADS / lanes;
-    // A block has whole warps of heads.
+    // The threads of a block are whole warps.
     let in_block = heads.div_ceil(heads.div_ceil(most).max(1)).next_multiple_of(32 / lanes).max(32 / lanes);
     [heads.div_ceil(in_block), in_block * lanes]
 }
@@ -52,7 +53,7 @@ impl ApplyEpilogue {
         let wide = is_wide(&fused, product, call)?;
         let x = type_name(product.dtype)?;
         let sizes = fused.head_sizes(call)?;
-        // A thread takes the 8 elements of each half of a rotated pair, or 8 that are not rotated.
+        // A thread processes 8 elements of each half of rotated pairs, or 8 that are not rotated.
         let lanes = sizes.map(|[size, _, pairs]| ((size - pairs) / WIDE).next_power_of_two().clamp(1, 32));
         let heads = match (fused.epilogue, lanes) {
             (Epilogue::Heads(heads), Some(lanes)) => {
@@ -121,7 +122,7 @@ impl ApplyEpilogue {
             .words(fused.epilogue_params(frame, y, false)?);
         let Epilogue::Heads(heads) = fused.epilogue else {
             let items = match self.results {
-                // A pair for each thread; tiles of eight pairs may reach past the last output.
+                // One thread per pair; tiles of eight pairs may extend past the last output.
                 1 => outputs.div_ceil(16) * 8 + 8,
                 results => y.size(1) / results,
             };

@@ -1,4 +1,4 @@
-//! The epilogue of a product: the constants and the parameters of `linear/epilogue.cuh`.
+//! The constants and the parameters of an epilogue in `linear/epilogue.cuh`.
 
 use crate::ops::{
     cache,
@@ -86,7 +86,7 @@ impl FusedLinear {
         Ok(words)
     }
 
-    /// As [`Self::epilogue_params`] with the bias, for rows from `first` on.
+    /// Same as [`Self::epilogue_params`] with the bias, for rows from `first` on.
     pub(super) fn epilogue_params_from(&self, frame: &Frame, y: &Bound, first: usize) -> Result<[u64; 26]> {
         let mut words = self.epilogue_params(frame, y, true)?;
         if first == 0 {
@@ -97,7 +97,7 @@ impl FusedLinear {
         match self.epilogue {
             Epilogue::Sum(..) => words[4] += first as u64 * words[5] * element,
             Epilogue::Heads(_) => {
-                // Positions, where there are some, and slots.
+                // The words of positions, if present, and of slots.
                 for word in [12, 15] {
                     words[word] += if words[word] == 0 { 0 } else { first as u64 * 4 };
                 }
@@ -107,7 +107,7 @@ impl FusedLinear {
         Ok(words)
     }
 
-    /// Sizes of a head's key and value, and rotated pairs; fails for heads that no kernel takes.
+    /// The key and value sizes of a head, and its rotated pairs; fails for heads that no kernel supports.
     pub(in crate::ops) fn head_sizes(&self, call: &CallDesc) -> Result<Option<[usize; 3]>> {
         let Epilogue::Heads(heads) = self.epilogue else { return Ok(None) };
         let (keys, values) = (operand(call, heads.caches[0])?, operand(call, heads.caches[1])?);
@@ -131,7 +131,7 @@ impl FusedLinear {
         Ok(Some([size, value_size, pairs]))
     }
 
-    /// Counts of query and KV heads, sizes of a head's key and value, and rotated pairs.
+    /// The numbers of query and KV heads, the key and value sizes of a head, and its rotated pairs.
     pub(in crate::ops) fn heads(&self, call: &CallDesc) -> Result<Option<[usize; 5]>> {
         let (Epilogue::Heads(heads), Some([size, value_size, pairs])) =
             (self.epilogue, self.head_sizes(call)?)
@@ -142,7 +142,7 @@ impl FusedLinear {
         Ok(Some([heads.columns[0] / size, kv_heads, size, value_size, pairs]))
     }
 
-    /// The element type of the caches that heads go to.
+    /// The element type of the KV cache that heads are written to.
     pub(super) fn cache_type(&self, call: &CallDesc) -> Option<DType> {
         match self.epilogue {
             Epilogue::Heads(heads) => call.tensor(heads.caches[0]).map(|cache| cache.dtype),
@@ -150,7 +150,7 @@ impl FusedLinear {
         }
     }
 
-    /// Whether heads are normed, for which a tile of outputs lacks the rest of the head.
+    /// Whether heads are normalised, which needs whole heads, while a tile has only a part of a head.
     pub(in crate::ops) fn norms_heads(&self) -> bool {
         matches!(self.epilogue, Epilogue::Heads(Heads { norms: Some(_), .. }))
     }

@@ -1,4 +1,4 @@
-//! The families of kernels for products, a file each. [`super::select`] lists them in the order in which they are tried.
+//! The GEMM kernel families, one file each. [`super::select`] lists them in the order in which they are tried.
 
 pub(super) mod batch_wgmma;
 mod bulk_copies;

@@ -1,4 +1,4 @@
-//! The interface of a family of kernels for products.
+//! The interface of a GEMM kernel family.
 
 use crate::{
     arch::DeviceSpec,
@@ -6,30 +6,30 @@ use crate::{
 };
 use dsrun_core::Result;
 
-/// A family of kernels for products.
+/// A family of GEMM kernels.
 pub(super) trait Family: Sync {
-    /// What the book says of the family.
+    /// The family's row in the table of the documentation.
     fn description(&self) -> Description;
 
-    /// Whether the kernels take a problem, at a size at which they are faster than the families after this one in the list.
+    /// Whether the family supports a problem and is faster for it than all later families in [`super::select`]'s list.
     fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool;
 
     /// The kernels and launches for a problem that the family supports.
     fn plan(&self, problem: &Problem<'_>, device: &DeviceSpec) -> Result<ProductPlan>;
 }
 
-/// What the book says of a family.
+/// A row of the table of families in the documentation.
 pub(super) struct Description {
-    /// The entry point of its kernel, or the library that has it.
+    /// The entry point of its kernel, or the name of the library.
     pub(super) kernel: &'static str,
-    /// Rows of activations it is used for.
+    /// The numbers of rows for which it is used.
     pub(super) rows: String,
-    /// Devices it runs on.
+    /// The devices that it runs on.
     pub(super) devices: &'static str,
-    /// Element types, formats and alignment it needs.
+    /// The element types, formats and alignment that it requires.
     pub(super) operands: &'static str,
-    /// What belongs to the same launch beside the product and a bias.
+    /// What the launch computes besides the product and a bias: norms and epilogues.
     pub(super) fused: String,
-    /// How it works.
+    /// The method, in a few words.
     pub(super) method: &'static str,
 }

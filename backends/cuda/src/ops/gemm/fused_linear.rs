@@ -1,6 +1,7 @@
-//! A product with the norm in front of it and the epilogue behind it: the regions of a decoder layer.
+//! A linear layer with the preceding norm and its epilogue: the regions of a decoder layer.
 //!
-//! A body is read as norm?, linear, and then nothing, a residual sum, an activation, or the heads of queries, keys and values.
+//! A body is read as an optional norm, a linear layer, and an optional epilogue: a residual sum, an activation, or the split into
+//! heads of queries, keys and values.
 
 pub(in crate::ops) use crate::ops::norm::front::Norm;
 use crate::ops::{
@@ -16,7 +17,7 @@ use dsrun_core::{
 };
 use std::ops::Range;
 
-/// The rotary embedding of queries and keys, with the numbers of its operands.
+/// The rotary embedding of queries and keys, with the indices of its operands.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ops) struct RopeParams {
     pub(in crate::ops) pairing: RopePairing,
@@ -25,7 +26,7 @@ pub(in crate::ops) struct RopeParams {
     pub(in crate::ops) frequencies: usize,
 }
 
-/// The heads of queries, keys and values that a product is split into; keys and values go to the caches.
+/// An epilogue that splits a product into heads of queries, keys and values, and writes keys and values to the KV cache.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ops) struct Heads {
     /// Norms of the heads of queries and keys, with their weight operands.
@@ -50,12 +51,12 @@ pub(in crate::ops) enum Epilogue {
     Heads(Heads),
 }
 
-/// A linear layer with the norm in front of it and its epilogue. Numbers are those of the call's operands.
+/// A linear layer with the preceding norm and its epilogue. Numbers are indices of the call's operands.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ops) struct FusedLinear {
     pub(in crate::ops) norm: Option<Norm>,
     pub(in crate::ops) x: usize,
-    /// Scales of the rows of `x`, if those are bytes.
+    /// Scales of the rows of `x`, if activations are int8.
     pub(in crate::ops) scales: Option<usize>,
     pub(in crate::ops) weight: usize,
     pub(in crate::ops) bias: Option<usize>,
@@ -65,7 +66,7 @@ pub(in crate::ops) struct FusedLinear {
 }
 
 impl Epilogue {
-    /// Reads the epilogue of a product from the next calls of a body, and the numbers of its results.
+    /// Reads the epilogue of a product from the next calls of a body. Also returns the value ids of its results.
     fn read(reader: &mut BodyReader<'_>, product: usize) -> Option<(Self, Vec<usize>)> {
         if let Some(heads) = Heads::read(reader, product) {
             return heads;
@@ -94,15 +95,18 @@ impl Epilogue {
     }
 }
 
-/// Whether these operands of a call are left out.
+/// Whether these operands of a call are absent.
 fn absent(call: &Call, operands: Range<usize>) -> bool {
     operands.into_iter().all(|index| value(call, index).is_none())
 }
 
 impl Heads {
-    /// Reads the heads of a product, and the numbers of the query and both caches: `None` if the next call does not take columns of the
-    /// product, an inner `None` for heads that no kernel takes.
-    #[allow(clippy::option_option, reason = "no heads, and heads that no kernel takes, differ")]
+    /// Reads the split of a product into heads, and the value ids of the query and both caches. The outer `None` means that the
+    /// next call does not take columns of the product, the inner `None` that no kernel supports the heads.
+    #[allow(
+        clippy::option_option,
+        reason = "no heads, and heads that no kernel supports, are different results"
+    )]
     fn read(reader: &mut BodyReader<'_>, product: usize) -> Option<Option<(Epilogue, Vec<usize>)>> {
         let first = reader.peek()?;
         let columns = matches!(first.op, Op::Columns(_)) && value(first, 0) == Some(product);
@@ -164,19 +168,19 @@ impl Heads {
 }
 
 impl FusedLinear {
-    /// A linear layer by itself: operands `x`, `weight`, `bias`.
+    /// A plain linear layer, with operands `x`, `weight`, `bias`.
     pub(super) fn of_linear(call: &CallDesc, product: DType) -> Self {
         let bias = call.tensor(2).map(|_| 2);
         Self { norm: None, x: 0, scales: None, weight: 1, bias, product, epilogue: Epilogue::Nothing }
     }
 
-    /// A linear layer over bytes by itself: operands `x`, `scales`, `weight`, `bias`.
+    /// A plain int8 linear layer, with operands `x`, `scales`, `weight`, `bias`.
     pub(super) fn of_linear_w8a8(call: &CallDesc, product: DType) -> Self {
         let bias = call.tensor(3).map(|_| 3);
         Self { norm: None, x: 0, scales: Some(1), weight: 2, bias, product, epilogue: Epilogue::Nothing }
     }
 
-    /// The fused linear layer that a region's body is, if it is one; its operands are those of the region.
+    /// Reads a region whose whole body is a fused linear layer; its operands are those of the region.
     pub(in crate::ops) fn of_region(region: &Region) -> Option<Self> {
         let mut reader = BodyReader::new(region);
         let (fused, results) = Self::read(&mut reader)?;
@@ -184,8 +188,8 @@ impl FusedLinear {
         (whole && fused.values().all(|value| value < region.operands())).then_some(fused)
     }
 
-    /// Reads the longest fused linear layer that the next calls of a body make, and the numbers of its results. Its operands may be any
-    /// values of the body.
+    /// Reads the longest fused linear layer from the next calls of a body, and the value ids of its results. Its operands may be
+    /// any values of the body.
     pub(in crate::ops) fn read(reader: &mut BodyReader<'_>) -> Option<(Self, Vec<usize>)> {
         let norm = match Norm::read(reader) {
             Some(norm) => Some(norm?),
@@ -210,7 +214,7 @@ impl FusedLinear {
         Some((Self { norm, x, scales, weight, bias, product: dtype, epilogue }, results))
     }
 
-    /// The scale of a sum's product and the limit of an activation: `alpha` and `limit` of the kernels.
+    /// The scale of the product in a residual sum, and the limit of an activation: `alpha` and `limit` of the kernels.
     pub(in crate::ops) fn scalars(&self) -> [f32; 2] {
         match self.epilogue {
             Epilogue::Nothing | Epilogue::Heads(_) => [0.0; 2],
@@ -220,7 +224,7 @@ impl FusedLinear {
         }
     }
 
-    /// The nonlinearity of its activation; the identity if it has none.
+    /// The number of its activation function; the identity if it has none.
     pub(in crate::ops) fn function(&self) -> u32 {
         match self.epilogue {
             Epilogue::Activation(op) => op.function as u32,
@@ -229,7 +233,7 @@ impl FusedLinear {
         }
     }
 
-    /// The values it reads.
+    /// The values that it reads.
     fn values(&self) -> impl Iterator<Item = usize> {
         let mut values = vec![self.x, self.weight];
         values.extend(self.scales.into_iter().chain(self.bias));

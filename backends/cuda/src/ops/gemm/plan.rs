@@ -1,4 +1,4 @@
-//! The launches of a fused linear layer: norm, product and epilogue in as few as a family of kernels allows.
+//! Plans a fused linear layer with as few launches as the kernel families allow.
 
 use crate::{
     arch::DeviceSpec,
@@ -23,8 +23,8 @@ use std::sync::Arc;
 
 /// The launches for a fused linear layer.
 ///
-/// The first that has a family is taken: all in one launch; the norm in a launch of its own; norm, product and epilogue in three. So
-/// a fused layer is native at every number of rows.
+/// Tries in this order: all in one launch; the norm as a separate launch; norm, product and epilogue as three launches. So a
+/// fused layer is native for every number of rows.
 pub(in crate::ops) fn plan(fused: FusedLinear, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     let whole = Problem::new(fused, call)?;
     if let Some(family) = select(&whole, device) {
@@ -54,7 +54,7 @@ pub(in crate::ops) fn plan(fused: FusedLinear, call: &CallDesc, device: &DeviceS
     Ok(Stages { norm, epilogue: Some((epilogue, product)), ..stages }.into_plan())
 }
 
-/// A tensor in scratch memory, and its bytes.
+/// A tensor in scratch memory, and its size in bytes.
 #[derive(Clone)]
 struct Scratch {
     desc: TensorDesc,
@@ -67,7 +67,7 @@ impl Scratch {
     }
 }
 
-/// A tensor of as many rows as `like`, at multiples of 16 bytes as vector loads want them.
+/// A tensor with as many rows as `like`, with rows aligned to 16 bytes for vector loads.
 fn scratch(dtype: DType, like: &TensorDesc, columns: usize) -> Scratch {
     let stride = (columns * dtype.bytes()).next_multiple_of(16) / dtype.bytes();
     let mut desc = TensorDesc::dense(dtype, &[like.shape[0], columns]);
@@ -79,12 +79,12 @@ fn scratch(dtype: DType, like: &TensorDesc, columns: usize) -> Scratch {
 
 /// A product with the launches around it.
 struct Stages {
-    /// What the product's launch computes.
+    /// The part that the product's launch computes.
     fused: FusedLinear,
-    /// The norm in a launch of its own, with its result.
+    /// The separate launch of the norm, with its result.
     norm: Option<(InFront, Scratch)>,
     product: ProductPlan,
-    /// The epilogue in a launch of its own, with the product it is applied to.
+    /// The separate launch of the epilogue, with the product it is applied to.
     epilogue: Option<(ApplyEpilogue, Scratch)>,
 }
 
@@ -141,7 +141,7 @@ impl Stages {
         Ok(launches)
     }
 
-    /// The launches of the product from `x` to `y`; none for an empty one.
+    /// The launches of the product from `x` to `y`; none if it is empty.
     fn product_launches(
         &self,
         frame: &Frame,

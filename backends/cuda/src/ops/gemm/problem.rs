@@ -1,4 +1,4 @@
-//! A product as its kernels are chosen: shapes, types, and the norm and the epilogue that belong to the same launch.
+//! The description of a GEMM by which kernels are selected: shapes, types, and the fused norm and epilogue.
 
 use crate::{
     driver::{
@@ -22,9 +22,9 @@ use dsrun_core::{
 };
 use std::sync::Arc;
 
-/// What one launch is to compute: `y = epilogue(norm(x) w^T + bias)`.
+/// The computation of one launch: `y = epilogue(norm(x) w^T + bias)`.
 pub(super) struct Problem<'a> {
-    /// The norm and the epilogue, with the numbers of the call's operands.
+    /// The norm and the epilogue, with the indices of the call's operands.
     pub(super) fused: FusedLinear,
     pub(super) call: &'a CallDesc,
     /// Activations `[rows, inputs]`: an operand of the call, or a norm's result in scratch memory.
@@ -37,14 +37,14 @@ pub(super) struct Problem<'a> {
     pub(super) scratch: bool,
     /// The element type of the bias, if there is one.
     pub(super) bias: Option<DType>,
-    /// The tensor that an epilogue adds the product to.
+    /// The residual of the epilogue, if it has one.
     pub(super) residual: Option<&'a TensorDesc>,
-    /// Sizes of a head's key and value, and rotated pairs, if the epilogue makes heads.
+    /// The key and value sizes of a head, and its rotated pairs, if the epilogue splits into heads.
     pub(super) head_sizes: Option<[usize; 3]>,
 }
 
 impl<'a> Problem<'a> {
-    /// The whole of a fused linear layer. Fails for heads that no kernel takes.
+    /// The problem of a whole fused linear layer. Fails for heads that no kernel supports.
     pub(super) fn new(fused: FusedLinear, call: &'a CallDesc) -> Result<Self> {
         let residual = match fused.epilogue {
             Epilogue::Sum(_, residual) => Some(operand(call, residual)?),
@@ -63,7 +63,7 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// The problem that remains when a launch of its own has written the norm of `x` to `normed`.
+    /// The remaining problem if a separate launch writes the norm of `x` to `normed`.
     pub(super) fn without_norm<'b>(&self, normed: &'b TensorDesc) -> Problem<'b>
     where
         'a: 'b,
@@ -71,7 +71,7 @@ impl<'a> Problem<'a> {
         Problem { fused: FusedLinear { norm: None, ..self.fused }, x: normed, ..*self }
     }
 
-    /// The problem that remains when the product goes to scratch memory, and a launch of its own applies the epilogue to it.
+    /// The remaining problem if the product is written to scratch memory, and a separate launch applies the epilogue.
     pub(super) fn without_epilogue<'b>(&self, product: &'b TensorDesc) -> Problem<'b>
     where
         'a: 'b,
@@ -92,12 +92,12 @@ impl<'a> Problem<'a> {
         self.weight.columns()
     }
 
-    /// Columns of `y` that the product makes: half of the outputs if they are gated.
+    /// The number of results per row: half of the outputs if they are gated.
     pub(super) fn results(&self) -> usize {
         if matches!(self.fused.epilogue, Epilogue::Gate(_)) { self.outputs() / 2 } else { self.outputs() }
     }
 
-    /// Whether activations are signed bytes with a scale for each row.
+    /// Whether activations are int8 with a scale per row.
     pub(super) fn is_int8(&self) -> bool {
         self.fused.scales.is_some()
     }
@@ -120,7 +120,7 @@ impl<'a> Problem<'a> {
         matches!(self.x.dtype, DType::F16 | DType::BF16)
     }
 
-    /// Whether kernels that count outputs and inputs in 32 bits can take the weight.
+    /// Whether the weight is small enough for kernels with 32-bit indices of outputs and inputs.
     pub(super) fn is_indexable(&self) -> bool {
         self.outputs().max(self.inputs()) < 1 << 30
     }
@@ -130,33 +130,33 @@ impl<'a> Problem<'a> {
         Packing::of(self.weight.format)
     }
 
-    /// The packing of a weight of signed bytes with one scale for each output, where activations are bytes too.
+    /// The packing of the weight if weight and activations are int8, with one scale per output.
     pub(super) fn int8_packing(&self) -> Option<Packing> {
         self.packing().filter(|packing| self.is_int8() && packing.is_channelwise_int8())
     }
 
-    /// Whether there is neither a norm nor an epilogue.
+    /// Whether the problem has neither a norm nor an epilogue.
     pub(super) fn is_bare(&self) -> bool {
         self.fused.norm.is_none() && matches!(self.fused.epilogue, Epilogue::Nothing)
     }
 
-    /// Whether nothing but a residual is added to the product, unscaled.
+    /// Whether the epilogue is an unscaled residual sum.
     pub(super) fn is_unscaled_sum(&self) -> bool {
         self.fused.norm.is_none() && matches!(self.fused.epilogue, Epilogue::Sum(op, _) if op.alpha == 1.0)
     }
 
-    /// Whether the epilogue is a gate whose two halves lie one behind the other.
+    /// Whether the epilogue is a gated activation whose gate and up outputs are concatenated.
     pub(super) fn is_gated_by_halves(&self) -> bool {
         matches!(self.fused.epilogue, Epilogue::Gate(op) if op.layout == GateLayout::Concatenated)
     }
 
-    /// The RMS norm of whole rows in front, with its weight.
+    /// The preceding norm with its weight, if it is an RMS norm of whole rows.
     pub(super) fn rms_norm(&self) -> Option<(RmsNorm, &'a TensorDesc)> {
         let Some(Norm::Rms(op, weight)) = self.fused.norm else { return None };
         self.call.tensor(weight).filter(|weight| weight.shape == [self.inputs()]).map(|weight| (op, weight))
     }
 
-    /// Whether a norm in front, if there is one, covers whole rows.
+    /// Whether there is no preceding norm, or one of whole rows.
     pub(super) fn norms_whole_rows(&self) -> bool {
         match self.fused.norm {
             Some(Norm::Rms(..)) => self.rms_norm().is_some(),
@@ -167,7 +167,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Tiles of 16 outputs, paired as `linear/epilogue.cuh` does; `None` for heads that are normed or cross a tile.
+    /// The number of tiles of 16 outputs, paired as in `linear/epilogue.cuh`; `None` if heads have norms or cross tiles.
     pub(super) fn tiles(&self) -> Option<usize> {
         if self.is_gated_by_halves() {
             return Some(self.results().div_ceil(8));
@@ -178,8 +178,8 @@ impl<'a> Problem<'a> {
         (whole && !self.fused.norms_heads()).then_some(self.outputs().div_ceil(16))
     }
 
-    /// The size of heads that a lane can finish 8 elements at a time: keys and values of one size, without norms, rotated by whole
-    /// halves if at all, at multiples of 16 bytes.
+    /// The head size, if a lane can finish 8 elements at a time: keys and values of equal size, without norms, either unrotated
+    /// or rotated as two halves, aligned to 16 bytes.
     pub(super) fn head_halves(&self) -> Option<usize> {
         let (Epilogue::Heads(heads), Some([size, value_size, pairs])) =
             (self.fused.epilogue, self.head_sizes)
@@ -210,7 +210,7 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// Where a product's tensors are when it is bound.
+/// The bound tensors of a product.
 pub(super) struct Args<'a> {
     pub(super) frame: &'a Frame,
     pub(super) x: &'a Bound,
@@ -220,7 +220,7 @@ pub(super) struct Args<'a> {
     pub(super) bias: u64,
     /// The address of the scales of the rows of `x`, or 0.
     pub(super) scales: u64,
-    /// As [`Problem::residual`]. It may be `y` itself.
+    /// Same as [`Problem::residual`]. It may be `y` itself.
     pub(super) residual: Option<&'a Bound>,
     /// Tensors whose extents bound the rows.
     pub(super) bounds: Vec<&'a Bound>,
@@ -230,7 +230,7 @@ pub(super) struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
-    /// The tensors of a product from `x` to `y`, with the functions of its plan's kernels.
+    /// The bound tensors of a product from `x` to `y`, with the loaded kernels of its plan.
     pub(super) fn new(
         fused: &FusedLinear,
         frame: &'a Frame,
@@ -260,41 +260,41 @@ impl<'a> Args<'a> {
         })
     }
 
-    /// The function of a kernel of the plan.
+    /// A loaded kernel of the plan.
     pub(super) fn function(&self, index: usize) -> Result<&'a Arc<Function>> {
         self.functions.get(index).ok_or_else(|| Error::internal(format!("no function for kernel {index}")))
     }
 
-    /// The first parameters of kernels that take any weight: rows, outputs and inputs.
+    /// The first parameters of kernels for arbitrary weights: rows, outputs and inputs.
     pub(super) fn sizes(&self) -> Parameters {
         let layout = &self.weight.layout;
         let parameters = Parameters::default().extent(self.y.size(0), &self.bounds);
         parameters.size(layout.rows).size(layout.columns)
     }
 
-    /// The address of the residual and the distance between its rows, or zeros.
+    /// The address and row stride of the residual, or zeros.
     pub(super) fn residual_rows(&self) -> (u64, usize) {
         self.residual.map_or((0, 0), |residual| (residual.address, residual.stride(0)))
     }
 }
 
-/// Makes the launches of a product.
+/// A function that makes the launches of a bound product.
 pub(super) type MakeProduct = Box<dyn Fn(&Args<'_>) -> Result<Vec<LaunchOp>> + Send + Sync>;
 
-/// How a family runs a problem.
+/// A family's plan for a problem.
 pub(super) struct ProductPlan {
     pub(super) kernels: Vec<KernelSpec>,
     /// Bytes of scratch memory.
     pub(super) workspace: usize,
     /// Bytes of zeroed memory of each bound call.
     pub(super) persistent: usize,
-    /// Whether the bits of a row's result are independent of the number of rows.
+    /// Whether a row's result is bit-identical for any number of rows.
     pub(super) batch_invariant: bool,
     pub(super) launches: MakeProduct,
 }
 
 impl ProductPlan {
-    /// A plan of one launch without scratch memory, whose rows are independent of their number.
+    /// A batch-invariant plan of one launch without scratch memory.
     pub(super) fn of_one(
         spec: KernelSpec,
         launch: impl Fn(&Args<'_>, &Arc<Function>) -> Result<Option<LaunchOp>> + Send + Sync + 'static,
@@ -304,7 +304,7 @@ impl ProductPlan {
         Self { kernels: vec![spec], workspace: 0, persistent: 0, batch_invariant: true, launches }
     }
 
-    /// The same plan, where the order of a sum depends on the number of rows.
+    /// The same plan, but not batch-invariant: the order of a sum depends on the number of rows.
     #[must_use]
     pub(super) fn batch_dependent(self) -> Self {
         Self { batch_invariant: false, ..self }

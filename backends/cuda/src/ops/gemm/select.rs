@@ -1,4 +1,4 @@
-//! Which kernels run a product: the one list of families, and the choice among them.
+//! Selects the kernel family of a GEMM.
 
 use crate::{
     arch::DeviceSpec,
@@ -15,7 +15,7 @@ use crate::{
 };
 use std::fmt::Write;
 
-/// All families, by cost: the fastest first, wherever it supports a problem.
+/// All families. The first one that supports a problem is the fastest for it.
 const FAMILIES: [&dyn Family; 13] = [
     &DecodeGemm,
     &PackedGemm,
@@ -32,12 +32,12 @@ const FAMILIES: [&dyn Family; 13] = [
     &Tiled,
 ];
 
-/// The family that runs a problem in one stage; `None` if the norm or the epilogue needs a launch of its own.
+/// The family that runs a problem in one launch; `None` if the norm or the epilogue needs a separate launch.
 pub(super) fn select(problem: &Problem<'_>, device: &DeviceSpec) -> Option<&'static dyn Family> {
     FAMILIES.into_iter().find(|family| family.supports(problem, device))
 }
 
-/// The families as a table in Markdown, in the order in which they are tried: `docs/src/crates/cuda.md` has it.
+/// The table of families in Markdown, in the order in which they are tried, for `docs/src/crates/cuda.md`.
 pub fn gemm_table() -> String {
     let mut table = "| kernel | rows | devices | operands | in the same launch | how |\n".to_owned();
     table += "|---|---|---|---|---|---|\n";

@@ -1,4 +1,4 @@
-//! Products of 17 to 128 rows at memory speed on Hopper, with an epilogue in the same launch: `linear/batch_wgmma.cu`.
+//! GEMM of 17 to 128 rows at memory bandwidth on Hopper, with a fused epilogue: `linear/batch_wgmma.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -21,46 +21,46 @@ use crate::{
 use dsrun_core::{DType, Result, op::GateLayout};
 use std::{fmt::Display, ops::RangeInclusive};
 
-/// Rows at memory speed; fewer are faster elsewhere.
+/// Supported rows; fewer are faster in other families.
 pub(super) const ROWS: RangeInclusive<usize> = 17..=128;
-/// Rows are multiplied in multiples of this.
+/// Rows are padded to a multiple of this.
 const ROW_UNIT: usize = 16;
-/// The fewest rows that are multiplied.
+/// The minimum number of rows after padding.
 const FEWEST_ROWS: usize = 32;
-/// Results that a warp writes together: all of them exist, or none.
+/// Results that a warp writes together: the number of results must be a multiple of this.
 const RESULTS: usize = 16;
-/// Threads of the warpgroup that multiplies.
+/// Threads of the consumer warpgroup.
 const MULTIPLIERS: usize = 128;
 /// Threads of a block: a consumer warpgroup and a producer warp.
 const THREADS: usize = MULTIPLIERS + 32;
-/// Clusters of four that an H200 runs at a time with a block on each SM.
+/// Clusters of four that are resident on an H200 with one block per SM.
 const CLUSTERS_OF_FOUR: usize = 30;
-/// Shared memory for the ring of one of two blocks of an SM.
+/// Shared memory for the ring buffer of a block if two blocks share an SM.
 const RING_OF_PAIR: usize = 110 << 10;
 const MOST_STAGES: usize = 24;
 
-/// How a product is divided among blocks.
+/// The tile configuration of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TileConfig {
-    /// Rows as they are multiplied.
+    /// Rows after padding.
     rows: usize,
-    /// Parts of a tile, of [`OUTPUTS`] each.
+    /// Parts of a tile, of [`OUTPUTS`] outputs each.
     parts: usize,
     tiles: usize,
-    /// Blocks that share the inputs of a tile.
+    /// Blocks that split the inputs of a tile (split-K).
     split: usize,
     stages: usize,
-    /// Whether sums of other blocks have buffers beside the ring.
+    /// Whether sums from other blocks have separate buffers, instead of reusing the ring buffer.
     apart: bool,
     /// Bytes of shared memory of a block.
     shared: usize,
 }
 
 impl TileConfig {
-    /// The tiles of a product whose rows of inputs have `bytes`.
+    /// The tile configuration of a product; `bytes` is the size of a row of inputs.
     fn new(rows: usize, outputs: usize, bytes: usize, gated: bool, sm_count: usize) -> Self {
         let rows = rows.next_multiple_of(ROW_UNIT).max(FEWEST_ROWS);
-        // Small tiles for few outputs; a gate needs both halves in a tile.
+        // Small tiles for few outputs; a gated tile contains both halves.
         let parts = if gated || outputs.div_ceil(OUTPUTS) > sm_count { 2 } else { 1 };
         let tiles = outputs.div_ceil(parts * OUTPUTS);
         let split = match tiles {
@@ -76,7 +76,7 @@ impl TileConfig {
             1 => 0,
             _ => (rows / 8).div_ceil(split) * split * parts * MULTIPLIERS * 16,
         };
-        // Buffers of their own where those take no more than a stage; else the ring's memory after it is drained.
+        // Separate buffers if they need no more than one stage; otherwise the memory of the ring buffer after it is drained.
         let apart = sums <= slot;
         let stages = ((room - if apart { sums } else { 0 }) / slot).min(MOST_STAGES);
         let shared = ALIGNMENT + if apart { stages * slot + sums } else { (stages * slot).max(sums) };
@@ -113,14 +113,14 @@ impl TileConfig {
     }
 }
 
-/// The size of the heads that the kernel makes of the product, if it does.
+/// The head size, if the kernel splits the product into heads.
 fn head(problem: &Problem<'_>) -> Option<usize> {
     let size = problem.head_halves().filter(|size| size.is_multiple_of(OUTPUTS))?;
     let cache = problem.fused.cache_type(problem.call)?;
     [cache, problem.y.dtype].iter().all(|dtype| dtype.bytes() == 2).then_some(size)
 }
 
-/// Whether the kernel applies the epilogue.
+/// Whether the kernel supports the epilogue.
 fn takes_epilogue(problem: &Problem<'_>) -> bool {
     match problem.fused.epilogue {
         Epilogue::Nothing | Epilogue::Sum(..) | Epilogue::Activation(_) => true,
@@ -141,7 +141,7 @@ impl Family for BatchWgmma {
             operands: "f16 or bf16 throughout, or bytes times bytes; rows of activations at multiples of 16 bytes, results a \
                        multiple of 16",
             fused: "every epilogue but interleaved gates; heads of a multiple of 64 elements, rotated by halves or not at all".to_owned(),
-            method: "bulk copies in front of wgmma, weights ahead of the wait for the kernel before",
+            method: "TMA copies feed wgmma; weights are loaded before the preceding kernel has finished",
         }
     }
 

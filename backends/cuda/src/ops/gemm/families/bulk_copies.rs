@@ -1,4 +1,4 @@
-//! What the bulk copy engine brings to `batch_wgmma` and `tile_wgmma`: activations and weights in boxes of 128 bytes a row.
+//! The TMA tensor maps of `batch_wgmma` and `tile_wgmma`: activations and weights in boxes with rows of 128 bytes.
 
 use crate::{
     driver::tensor_map::TensorMap,
@@ -11,15 +11,15 @@ use dsrun_core::Result;
 
 /// Bytes of a row in a k tile.
 pub(super) const ROW_BYTES: usize = 128;
-/// Shared memory for the ring of the only block of an SM.
+/// Shared memory for the ring buffer if an SM has one block.
 pub(super) const RING: usize = 224 << 10;
-/// The ring begins at a multiple of this.
+/// Alignment of the ring buffer.
 pub(super) const ALIGNMENT: usize = 1024;
-/// Outputs of which each lane of four has 8 neighbours.
+/// Outputs in a reordered group: each lane of a quad has 8 neighbours of them.
 pub(super) const ORDER: usize = 32;
 /// Outputs of a warpgroup.
 pub(super) const OUTPUTS: usize = 64;
-/// Packed bytes lie in lines of 16 inputs of a unit's rows.
+/// Packed bytes are stored in lines of 16 inputs of a unit's rows.
 const LINE_INPUTS: usize = 16;
 const LINE: usize = LINE_INPUTS * UNIT;
 
@@ -28,25 +28,25 @@ fn rows(address: u64, [rows, bytes, stride]: [usize; 3], at_once: usize) -> Resu
     TensorMap::bytes(address, sizes, [stride as u64], [ROW_BYTES as u32, at_once as u32], true)
 }
 
-/// Rows of activations, `at_once` of them a copy.
+/// Rows of activations, `at_once` of them per copy.
 pub(super) fn activations(x: &Bound, inputs: usize, at_once: usize) -> Result<TensorMap> {
     let element = x.desc.dtype.bytes();
     rows(x.address, [x.size(0), inputs * element, x.stride(0) * element], at_once)
 }
 
-/// Rows of dense weights of 16 bits, `at_once` of them a copy.
+/// Rows of dense 16-bit weights, `at_once` of them per copy.
 pub(super) fn weights(weight: &CudaWeight, at_once: usize) -> Result<TensorMap> {
     let layout = &weight.layout;
     rows(weight.address(), [layout.rows, layout.columns * 2, layout.row_bytes], at_once)
 }
 
-/// Rows of dense weights, `at_once` of them a copy, in the order of the lanes that have their results: each lane of four has two
-/// neighbouring columns of every 8, and gets 8 neighbouring rows of every 32 for four of these.
+/// Rows of dense weights, `at_once` of them per copy, reordered so that a lane's results are 8 neighbours: in the accumulators a
+/// lane of a quad has two neighbouring columns of every 8, and four of these pairs become 8 neighbouring rows of every 32.
 pub(super) fn ordered_weights(weight: &CudaWeight, at_once: usize) -> Result<TensorMap> {
     let bytes = weight.layout.columns as u64 * 2;
     let row = weight.layout.row_bytes as u64;
     let eights = weight.layout.rows / ORDER;
-    // Inputs, two neighbours, lanes, columns of a lane, and all of that again.
+    // Dimensions: inputs, two neighbours, lanes, column pairs of a lane, groups of 32.
     let sizes = [bytes, 2, 4, 4, eights as u64];
     let strides = [1, 8, 2, ORDER as u64].map(|rows| rows * row);
     TensorMap::bytes(
@@ -58,8 +58,8 @@ pub(super) fn ordered_weights(weight: &CudaWeight, at_once: usize) -> Result<Ten
     )
 }
 
-/// Rows of weights, [`OUTPUTS`] of them a copy, as heads are rotated: 8 of the first half of a head, then the 8 that are rotated
-/// with them, which are half a head further on.
+/// Rows of weights, [`OUTPUTS`] of them per copy, in the order of rotary pairs: 8 of the first half of a head, then the 8 that
+/// they are rotated with, half a head further.
 pub(super) fn paired_weights(weight: &CudaWeight, head: usize) -> Result<TensorMap> {
     let row = weight.layout.row_bytes as u64;
     let (half, heads) = ((head / 2) as u64, (weight.layout.rows / head) as u64);
@@ -77,7 +77,7 @@ pub(super) fn paired_weights(weight: &CudaWeight, head: usize) -> Result<TensorM
     }
 }
 
-/// Rows of packed bytes, `at_once` of them a copy.
+/// Rows of packed bytes, `at_once` of them per copy.
 pub(super) fn packed_weights(weight: &CudaWeight, at_once: usize) -> Result<TensorMap> {
     let unit = weight.layout.row_bytes;
     let sizes = [LINE, unit / LINE, weight.layout.rows.div_ceil(UNIT)].map(|size| size as u64);

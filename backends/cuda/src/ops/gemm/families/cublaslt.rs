@@ -1,5 +1,5 @@
-//! Products of many rows by cuBLASLt, which knows nothing of extents and packed weights: `linear/unpack.cu`, `linear/guard.cu` and
-//! `linear/finish.cu` do the rest.
+//! GEMM by cuBLASLt, which does not support extents and packed weights: `linear/unpack.cu`, `linear/guard.cu` and
+//! `linear/finish.cu` add these.
 
 use crate::{
     arch::DeviceSpec,
@@ -28,33 +28,33 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Bytes of a product from which on guarding rows is cheaper than copying them: two launches that find nothing to do take about as
-/// long as one that copies 4 MiB.
+/// From this many bytes of results on, saving and restoring the rows past the extent is cheaper than copying the valid ones: two
+/// launches without work take about as long as one that copies 4 MiB.
 const GUARDED: usize = 4 << 20;
 /// Blocks of `guard`.
 const GUARDS: usize = 264;
 /// Bytes of weights unpacked at a time.
 const SLAB: usize = 64 << 20;
 
-/// How a product reaches its result.
+/// How a product is written to its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arrival {
-    /// It is written in place: all rows are real, or may be written.
+    /// Directly: all rows are valid, or may be overwritten.
     Direct,
-    /// It is written in place; rows past the extent are saved before and restored after.
+    /// Directly; rows past the extent are saved before and restored afterwards.
     Guarded,
-    /// It goes to scratch memory whole, and its real rows are copied.
+    /// Through scratch memory; the valid rows are copied.
     Copied,
-    /// It goes to scratch memory without bias and residual, which are added as it is copied.
+    /// Through scratch memory; bias and residual are added when the valid rows are copied.
     Finished,
 }
 
 impl Arrival {
     fn of(problem: &Problem<'_>) -> Self {
         let (x, y, bias) = (problem.x, problem.y, problem.bias);
-        // cuBLASLt writes the type of x or f32, and takes a bias of the type it writes.
+        // cuBLASLt writes the type of x or f32, and supports only a bias of the type it writes.
         let takes_all = [x.dtype, DType::F32].contains(&y.dtype) && bias.is_none_or(|bias| bias == y.dtype);
-        // Where rows of y are not whole vectors it rounds before it adds the bias.
+        // If rows of y are not whole vectors, cuBLASLt rounds before it adds the bias.
         let vectors = [problem.outputs(), y.strides[0]]
             .iter()
             .all(|count| (count * y.dtype.bytes()).is_multiple_of(16));
@@ -88,12 +88,12 @@ impl Family for CublasLt {
             devices: "all",
             operands: "the same type throughout; integers, unpacked to the type of the activations; any weights for f32",
             fused: "a sum".to_owned(),
-            method: "never through TF32; weights are unpacked a slab at a time",
+            method: "without TF32; weights are unpacked slab by slab",
         }
     }
 
     fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
-        // Only widening is exact: a dense weight must not be rounded to a narrower type of x.
+        // A dense weight may be widened, which is exact, but must not be rounded to a narrower type of x.
         let exact = problem.is_uniform() || problem.is_quantised() || problem.x.dtype == DType::F32;
         let enough_rows = match problem.is_quantised() {
             true => problem.rows() > packed_plain::ROWS,
@@ -119,16 +119,16 @@ impl Family for CublasLt {
     }
 }
 
-/// A product and what surrounds it.
+/// A cuBLASLt product with the launches around it.
 struct BlasPlan {
     arrival: Arrival,
     shape: Shape,
     outputs: usize,
-    /// Outputs whose weights are unpacked at a time; all of them for weights that are read as they are.
+    /// Outputs whose weights are unpacked at a time; all outputs if weights are not unpacked.
     slab: usize,
-    /// Bytes of scratch memory for unpacked weights; 0 for weights that are read as they are.
+    /// Bytes of scratch memory for unpacked weights; 0 if weights are not unpacked.
     slab_bytes: usize,
-    /// Bytes of scratch memory for the product, or for the rows that are saved.
+    /// Bytes of scratch memory for the product, or for the saved rows.
     scratch_bytes: usize,
     /// Whether integers are unpacked, rather than dense weights widened.
     packed: bool,
@@ -143,7 +143,7 @@ impl BlasPlan {
         let (rows, outputs, inputs) = (problem.rows(), problem.outputs(), problem.inputs());
         let (dtype, size) = (problem.x.dtype, problem.x.dtype.bytes());
         let arrival = Arrival::of(problem);
-        // A product that is finished later is not rounded before.
+        // A product that is finished by a later launch is kept in f32.
         let result = if arrival == Arrival::Finished { DType::F32 } else { problem.y.dtype };
         // Whole units of packed rows.
         let slab = (SLAB / (inputs * size)).max(1).next_multiple_of(UNIT).min(outputs);
@@ -184,7 +184,7 @@ impl BlasPlan {
         self.slab_bytes > 0
     }
 
-    /// `unpack`, if weights are unpacked, and the kernel that brings the product to its result, if one does.
+    /// The kernels: `unpack`, if weights are unpacked, and the kernel that saves or copies rows, if one is needed.
     fn kernels(&self, problem: &Problem<'_>) -> Result<Vec<KernelSpec>> {
         let mut kernels = Vec::new();
         let y = type_name(problem.y.dtype)?;
@@ -239,7 +239,7 @@ impl BlasPlan {
         let [_, stride, _] = self.shape.strides;
         let parameters = Parameters::default().size(first).size(count).size(self.shape.inputs);
         let parameters = weight_words(parameters, Some(args.weight)).address(to).size(stride);
-        // A warp takes 64 bytes of 8 rows of integers.
+        // A warp processes 64 bytes of 8 rows of integers.
         let grid = match self.packed {
             true => plane(count.div_ceil(UNIT), self.shape.inputs.div_ceil(64) * 32),
             false => plane(count, self.shape.inputs),
@@ -283,7 +283,7 @@ impl BlasPlan {
         Ok(LaunchOp::kernel(args.function(self.last())?, [GUARDS, 1, 1], THREADS, parameters))
     }
 
-    /// Copies real rows from scratch memory, with bias and residual if the product lacks them.
+    /// Copies valid rows from scratch memory, and adds bias and residual if needed.
     fn finish(&self, args: &Args<'_>, scratch: u64) -> Result<Option<LaunchOp>> {
         let (bias, residual) = match self.arrival {
             Arrival::Finished => (args.bias, args.residual_rows()),
@@ -303,7 +303,7 @@ impl BlasPlan {
         Ok(LaunchOp::kernel(args.function(self.last())?, plane(rows, items), THREADS, parameters))
     }
 
-    /// The number of the kernel that brings the product to its result.
+    /// The index of the kernel that saves or copies rows.
     fn last(&self) -> usize {
         usize::from(self.unpacks())
     }
@@ -314,7 +314,7 @@ fn alignment(address: u64) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
 
-/// Products set up so far: all layers that share a plan share them.
+/// The cuBLASLt setups made so far, shared by all layers that share a plan.
 #[derive(Default)]
 struct Setups(Mutex<Vec<(Shape, Arc<Setup>)>>);
 

@@ -1,4 +1,4 @@
-//! Products of up to 16 rows at memory speed, with a norm and an epilogue in the same launch: `linear/decode_gemm.cu`.
+//! GEMM of up to 16 rows at memory bandwidth, with fused norm and epilogue: `linear/decode_gemm.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -21,9 +21,9 @@ use crate::{
 use dsrun_core::{DType, Error, Result};
 use std::fmt::Display;
 
-/// The most rows.
+/// The maximum number of rows.
 const ROWS: usize = 16;
-/// Vectors of a row that a thread may keep in registers while the row is normed: a block is alone on its SM.
+/// The maximum number of vectors of a row that a thread keeps in registers for the norm; large, because an SM has a single block.
 const HELD: usize = 32;
 /// Warps that multiply.
 const WARPS: usize = 8;
@@ -31,12 +31,12 @@ const WARPS: usize = 8;
 const K_TILE: usize = 64;
 /// Bytes of a stage of the rings of all warps.
 const STAGE: usize = WARPS * 16 * K_TILE * 2;
-/// The most stages: 112 KiB in flight.
+/// The maximum number of stages: 112 KiB in flight.
 const STAGES: usize = 8;
-/// Splitting the inputs pays for its sums in scratch memory if it keeps this share more of the SMs busy.
+/// Split-K is worth its sums in scratch memory if it increases the share of busy SMs by this much.
 const WORTH: f64 = 0.04;
 
-/// How a product is divided among blocks.
+/// The tile configuration of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TileConfig {
     tiles: usize,
@@ -50,14 +50,14 @@ struct TileConfig {
     shared: usize,
 }
 
-/// The share of the SMs that are busy, on average, until the last block is done.
+/// The average share of busy SMs until the last block is done.
 fn busy(tiles: usize, slices: usize, sm_count: usize) -> f64 {
     let groups = (sm_count / slices).clamp(1, tiles.max(1));
     (tiles * slices) as f64 / (tiles.div_ceil(groups) * sm_count) as f64
 }
 
 impl TileConfig {
-    /// The tiles of a problem; `None` if its epilogue or its activations do not fit.
+    /// The tile configuration of a problem; `None` if its epilogue is not supported or its activations do not fit.
     fn of(problem: &Problem<'_>, device: &DeviceSpec) -> Option<Self> {
         Self::new(problem.rows(), problem.inputs(), problem.tiles()?, device)
     }
@@ -92,7 +92,7 @@ impl TileConfig {
         let needed = rounds * slice.div_ceil(WARPS * K_TILE) + 1;
         let stages = stages.min(STAGES).min(needed.max(3));
         let groups = (sm_count / slices).clamp(1, tiles.max(1));
-        // Two large blocks on one SM would share its bandwidth while another SM had none.
+        // Prevents two large blocks on one SM, where they would share its bandwidth while another SM is idle.
         let alone = if groups * slices * 2 > sm_count { most_shared / 2 + 1024 } else { 0 };
         let shared = (stages * STAGE + beside).max(alone);
         Some(Self { tiles, slices, slice, stages, blocks: groups * slices, shared })
@@ -110,7 +110,7 @@ impl Family for DecodeGemm {
             devices: "sm_80 and up",
             operands: "f16 or bf16 throughout; inputs a multiple of 32",
             fused: format!("a norm of up to {NORMED_ROWS} rows; every epilogue but norms of heads"),
-            method: "a ring of asynchronous copies in front of tensor cores",
+            method: "a ring buffer of asynchronous copies feeds tensor cores",
         }
     }
 
@@ -133,7 +133,7 @@ impl Family for DecodeGemm {
         let config =
             TileConfig::of(problem, device).ok_or_else(|| Error::internal("no tiles for decode_gemm"))?;
         let (rows, inputs, outputs) = (problem.rows(), problem.inputs(), problem.outputs());
-        // The output projection of one token's attention, by its shape: a residual, no norm, and no more inputs than outputs.
+        // Recognises the output projection of one token's attention: a residual, no norm, and at most as many inputs as outputs.
         let adds_only = problem.fused.norm.is_none() && matches!(problem.fused.epilogue, Epilogue::Sum(..));
         let follows_attention = rows == 1 && adds_only && inputs <= outputs;
         let defines: [(_, &dyn Display); 9] = [

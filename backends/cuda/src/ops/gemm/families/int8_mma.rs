@@ -1,4 +1,4 @@
-//! Products of bytes with bytes of any number of rows: `linear/int8_mma.cu`; and what it shares with `int8_wgmma`.
+//! Int8 GEMM of any number of rows: `linear/int8_mma.cu`; and code shared with `int8_wgmma`.
 
 use crate::{
     arch::DeviceSpec,

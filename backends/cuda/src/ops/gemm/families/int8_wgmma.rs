@@ -1,8 +1,8 @@
-//! Products of bytes with bytes on Hopper: `linear/int8_wgmma.cu`.
+//! Int8 GEMM on Hopper: `linear/int8_wgmma.cu`.
 //!
-//! Which tile is fastest depends on how many of them there are for the SMs, on how many bytes of weights one of them fetches, and on
-//! how long its pipeline takes to fill. A model of that picks a few; the first call that is bound measures those on its own weights,
-//! and the answer is kept beside the kernels on disk.
+//! The fastest tile shape depends on the number of tiles per SM, the weight bytes per tile, and the time to fill the pipeline. A
+//! cost model selects a few candidates. When the first call is bound, these are timed with its weights, and the result is cached
+//! beside the kernels on disk.
 
 use crate::{
     arch::{DeviceSpec, tuner},
@@ -34,7 +34,7 @@ const K_TILE: usize = 128;
 const RING: usize = 224 << 10;
 /// The ring begins at a multiple of this.
 const ALIGNMENT: usize = 1024;
-/// The most stages of a ring.
+/// The maximum number of stages of a ring.
 const STAGES: usize = 16;
 /// Tiles that are measured.
 const MEASURED: usize = 4;
@@ -63,7 +63,7 @@ impl Tile {
         self.groups * 64
     }
 
-    /// Rows of activations that are fetched.
+    /// Rows of activations that are copied.
     fn fetched(self, rows: usize) -> usize {
         self.rows().min(rows.next_multiple_of(32))
     }
@@ -80,7 +80,7 @@ impl Tile {
         rows.div_ceil(self.rows()) * outputs.div_ceil(self.outputs)
     }
 
-    /// A model of the microseconds that a product takes on an H200. Only the order of its answers matters.
+    /// A model of the microseconds that a product takes on an H200. Only the order of its results matters.
     fn cost(self, rows: usize, outputs: usize, inputs: usize, sm_count: usize) -> f64 {
         let tiles = self.count(rows, outputs);
         let waves = tiles.div_ceil(sm_count) as f64;
@@ -100,7 +100,7 @@ fn shortlist(rows: usize, outputs: usize, inputs: usize, sm_count: usize) -> Vec
     tiles
 }
 
-/// A gate in the product: its nonlinearity and limit.
+/// The gate of the epilogue, if there is one: its nonlinearity and limit.
 fn gate(problem: &Problem<'_>) -> Option<(u32, f32)> {
     match problem.fused.epilogue {
         Epilogue::Gate(op) => Some((op.function as u32, op.limit)),
@@ -124,7 +124,7 @@ impl Family for Int8Wgmma {
             devices: "sm_90",
             operands: "bytes times bytes, rows of activations at multiples of 16 bytes",
             fused: "a sum; a gate of halves that are multiples of 8 outputs".to_owned(),
-            method: "bulk copies in front of wgmma, in the tile shape measured fastest",
+            method: "TMA copies feed wgmma, with the tile shape measured to be the fastest",
         }
     }
 
@@ -213,7 +213,7 @@ impl Product {
         let x_map = TensorMap::bytes(x, sizes, [args.x.stride(0) as u64], fetched, true)?;
         let unit = args.weight.layout.row_bytes as u64;
         let sizes = [128, unit / 128, args.weight.layout.rows.div_ceil(8) as u64];
-        // A gate and its other half are copied one by one.
+        // Gate and up are separate copies.
         let at_once = if self.gate.is_some() { tile.outputs / 2 } else { tile.outputs };
         let boxed = [128, (K_TILE / 16) as u32, (at_once / ROW_UNIT) as u32];
         let weight_map = TensorMap::bytes(args.weight.address(), sizes, [128, unit], boxed, false)?;
@@ -229,7 +229,7 @@ impl Product {
         Ok(LaunchOp::kernel(args.function(index)?, [blocks, 1, 1], threads, parameters))
     }
 
-    /// The fastest tile. It is measured with the weights at hand, on activations and results of its own.
+    /// The index of the fastest tile shape, measured with these weights on scratch activations and results.
     fn choose(&self, args: &Args<'_>, question: &str) -> usize {
         let context = args.context;
         let (rows, columns) = (args.x.size(0), args.y.size(1));
@@ -242,13 +242,13 @@ impl Product {
             (results[0], results[3], results[5]) = (scales, y, y);
             (results[4], results[6]) = (columns as u64, columns as u64);
             let run = |index: usize, stream: RawStream| {
-                // All rows, whatever the extents hold now.
+                // Computes all rows, whatever the current extents are.
                 match &self.launch(args, index, memory, &[], results)? {
                     Some(LaunchOp::Kernel(launch)) => launch.enqueue_on(context, stream),
                     _ => Err(Error::internal("a product without a launch")),
                 }
             };
-            // Tensor cores are faster on zeros.
+            // Random data, because tensor cores are faster on zeros.
             let best = context
                 .fill(memory, x_bytes, 0x35)
                 .map(|()| tuner::fastest(context, &self.device, SOURCE, question, self.tiles.len(), &run));
@@ -256,7 +256,7 @@ impl Product {
             best
         })();
         best.unwrap_or_else(|error| {
-            tracing::debug!(%error, "tiles cannot be measured: the first is taken");
+            tracing::debug!(%error, "tiles cannot be measured: the first is used");
             0
         })
     }

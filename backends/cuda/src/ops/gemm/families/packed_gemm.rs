@@ -1,5 +1,5 @@
-//! Products of up to 32 rows of f16, bf16 or bytes with packed integers, at memory speed, with a norm and an epilogue in the same
-//! launch: `linear/packed.cu`.
+//! GEMM of up to 32 rows of f16, bf16 or bytes with packed integers at memory bandwidth, with fused norm and epilogue:
+//! `linear/packed.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -24,33 +24,33 @@ use crate::{
 use dsrun_core::{DType, Error, Result};
 use std::fmt::Display;
 
-/// The most rows of a launch.
+/// The maximum number of rows of a launch.
 const ROWS: usize = 16;
-/// The most rows whose activations are multiplied as three bytes each. Measured on an H200.
+/// The maximum number of rows whose activations are split into three bytes each. Measured on an H200.
 const SPLIT_ROWS: usize = 4;
-/// The same for small groups, where sums would be scaled more often than integers are converted otherwise.
+/// The same for small groups, where scaling the sums would cost more than converting the integers.
 const SPLIT_ROWS_OF_SMALL_GROUPS: usize = 2;
 /// Columns from which on a group is not small.
 const LARGE_GROUP: usize = 128;
 /// Bytes that an activation is split into.
 const DIGITS: usize = 3;
-/// Inputs that share a power of two when they are split.
+/// Inputs that share a power of two when activations are split.
 const SHARING: usize = 128;
-/// Vectors of a row that a thread may keep in registers while the row is normed.
+/// The maximum number of vectors of a row that a thread keeps in registers for the norm.
 const HELD: usize = 8;
-/// The most rows, [`ROWS`] a launch: of more, unpacking the weights for cuBLASLt is faster.
+/// The maximum number of rows, in launches of [`ROWS`]: for more, unpacking the weights for cuBLASLt is faster.
 const MOST_ROWS: usize = 32;
-/// Bytes of shared memory from which on a block of 16 warps has rings deep enough.
+/// Bytes of shared memory from which on a block of 16 warps has deep enough ring buffers.
 const ROOM: usize = 111 << 10;
-/// The most stages of a ring.
+/// The maximum number of stages of a ring.
 const STAGES: usize = 12;
 /// Buffers in shared memory for the sums of a team's tiles.
 const SUM_BUFFERS: usize = 4;
 /// Floats between the sums of neighbouring rows.
 const SUM_ROW: usize = 20;
-/// The cost of ending a tile in k tiles of a warp, where sums are added in shared memory. Measured on an H200 with 1 row.
+/// The cost of the end of a tile, in k tiles of a warp, if sums are added in shared memory. Measured on an H200 with 1 row.
 const END: usize = 1;
-/// The same where blocks share a tile and add sums in scratch memory.
+/// The same if blocks share a tile and add sums in scratch memory.
 const END_OF_SLICE: usize = 2;
 
 /// A product of up to [`ROWS`] rows.
@@ -64,7 +64,7 @@ struct Shape {
     bytes: bool,
 }
 
-/// How a product is divided among blocks and warps.
+/// The tile configuration of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct TileConfig {
     /// Blocks that share the inputs of a tile (split-K).
@@ -82,12 +82,12 @@ struct TileConfig {
 }
 
 impl Shape {
-    /// Inputs of a k tile, which a warp takes at a time.
+    /// Inputs of a k tile, which a warp processes at a time.
     fn k_tile(&self) -> usize {
         2 * self.packing.span()
     }
 
-    /// Bytes that stand for an activation in the tensor cores; 0 if it is multiplied as f16 or bf16.
+    /// Bytes that an activation is split into for the tensor cores; 0 if it is multiplied as f16 or bf16.
     fn digits(&self) -> usize {
         let small = (1..LARGE_GROUP).contains(&self.packing.group);
         let most = if small { SPLIT_ROWS_OF_SMALL_GROUPS } else { SPLIT_ROWS };
@@ -117,7 +117,7 @@ impl Shape {
         2048 + 2 * numbers
     }
 
-    /// Bytes of shared memory beside the rings: activations with their scales and sums, and the sums of warps.
+    /// Bytes of shared memory besides the ring buffers: activations with their scales and sums, and the sums of warps.
     fn beside(&self, slice: usize, warps: usize) -> usize {
         let Packing { group, offset, bits, .. } = self.packing;
         let fixed = matches!(offset, Offset::Fixed(_));
@@ -126,7 +126,7 @@ impl Shape {
             0 if group == 0 => self.rows,
             0 => self.rows * (slice / group.min(self.packing.span())),
             DIGITS => {
-                // Tokens are taken two at a time.
+                // Tokens are processed two at a time.
                 let sums = match group {
                     _ if fixed => 0,
                     0 => slice / SHARING + 1,
@@ -139,10 +139,10 @@ impl Shape {
         self.activations(slice) + numbers * 4 + self.rows * SUM_BUFFERS * warps * SUM_ROW * 4
     }
 
-    /// The cheapest tiles for blocks of `warps` with `room` bytes of shared memory, counted in k tiles and ends of tiles.
+    /// The cheapest tile configuration for blocks of `warps` with `room` bytes of shared memory. The cost is counted in k tiles.
     fn cheapest(&self, device: &DeviceSpec, room: usize, warps: usize) -> Option<TileConfig> {
         let mut best: Option<(TileConfig, usize)> = None;
-        // Two teams are better than others of the same cost, so they come first.
+        // At equal cost two teams are best, so they come first.
         let splits = [warps / 2, warps / 4, warps].into_iter().filter(|split| self.rows <= 4 * split);
         for split in splits {
             let teams = warps / split;
@@ -176,10 +176,10 @@ impl Shape {
         best.map(|(config, _)| config)
     }
 
-    /// The tiles of the product; `None` if its activations do not fit.
+    /// The best tile configuration; `None` if the activations do not fit.
     fn best(&self, device: &DeviceSpec) -> Option<TileConfig> {
         let most = device.shared_memory();
-        // 16 warps where shared memory has room for their rings.
+        // 16 warps if shared memory has room for their ring buffers.
         let warps: &[usize] = if most > ROOM { &[16, 8] } else { &[8] };
         warps.iter().find_map(|warps| self.cheapest(device, most, *warps))
     }
@@ -191,12 +191,12 @@ struct RowTile {
     rows: usize,
     /// Tiles of outputs.
     tiles: usize,
-    /// The number of its kernel in the plan.
+    /// The index of its kernel in the plan.
     kernel: usize,
     config: TileConfig,
 }
 
-/// The shape of each launch's product, and its tiles; `None` if the epilogue or the activations do not fit.
+/// The shape and tile configuration of each launch; `None` if the epilogue is not supported or the activations do not fit.
 fn row_tiles(problem: &Problem<'_>, device: &DeviceSpec) -> Option<Vec<(Shape, TileConfig)>> {
     let (inputs, bytes) = (problem.inputs(), problem.is_int8());
     let (tiles, packing) = (problem.tiles()?, problem.packing()?);
@@ -221,13 +221,13 @@ impl Family for PackedGemm {
             devices: "sm_80 and up",
             operands: "integers; f16 or bf16 with inputs a multiple of 8, or bytes with inputs a multiple of 16",
             fused: format!("a norm of up to {NORMED_ROWS} rows; every epilogue but norms of heads"),
-            method: "as `decode_gemm`; integers become f16 or bf16, or activations of few rows three bytes each",
+            method: "as `decode_gemm`; converts integers to f16 or bf16, or splits activations of few rows into three bytes each",
         }
     }
 
     fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
         let (rows, bytes) = (problem.rows(), problem.is_int8());
-        // Vectors of 16 bytes, with zeros after the last input from a multiple of that on.
+        // Rows must consist of whole vectors; k tiles are padded with zeros after the last input.
         let vector = if bytes { 16 } else { 8 };
         let most = if bytes || packed_wgmma::multiplies(problem, device) { ROWS } else { MOST_ROWS };
         device.capability >= 80
@@ -239,7 +239,7 @@ impl Family for PackedGemm {
             && problem.outputs() > 0
             && problem.outputs().max(problem.inputs()) < 1 << 28
             && problem.x.strides[0].is_multiple_of(vector)
-            // Gate and other half begin with a unit of rows each.
+            // Gate and up must both begin at a unit of rows.
             && (!problem.is_gated_by_halves() || problem.results().is_multiple_of(UNIT))
             && takes_norm(problem)
             && row_tiles(problem, device).is_some()

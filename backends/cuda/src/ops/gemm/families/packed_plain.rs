@@ -1,4 +1,4 @@
-//! Products of up to 32 rows with packed integers, in plain arithmetic: `linear/packed_plain.cu`.
+//! GEMM of up to 32 rows with packed integers on CUDA cores: `linear/packed_plain.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -16,9 +16,9 @@ use crate::{
 use dsrun_core::Result;
 use std::fmt::Display;
 
-/// The most rows: of more, unpacking the weights for cuBLASLt is faster.
+/// The maximum number of rows: for more, unpacking the weights for cuBLASLt is faster.
 pub(super) const ROWS: usize = 32;
-/// The most rows of a launch's blocks.
+/// The maximum number of rows of a block.
 const ROW_TILE: usize = 4;
 /// Warps of a block.
 const WARPS: usize = 4;
@@ -34,7 +34,7 @@ impl Family for PackedPlain {
             devices: "all",
             operands: "integers; any activations",
             fused: "nothing".to_owned(),
-            method: "plain arithmetic, a few rows at a time",
+            method: "CUDA cores, a few rows at a time",
         }
     }
 

@@ -1,4 +1,4 @@
-//! Products of 17 to 256 rows of f16 or bf16 with packed integers, on Hopper: `linear/packed_wgmma.cu`.
+//! GEMM of 17 to 256 rows of f16 or bf16 with packed integers on Hopper: `linear/packed_wgmma.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -19,19 +19,19 @@ use crate::{
 use dsrun_core::{DType, Error, Result, TensorDesc};
 use std::{fmt::Display, ops::RangeInclusive};
 
-/// Rows that the kernel takes. With more, weights are converted so often that unpacking them once is faster.
+/// Supported rows. With more, weights would be converted so often that unpacking them once is faster.
 const ROWS: RangeInclusive<usize> = 17..=256;
-/// The most rows of a tile.
+/// The maximum number of rows of a tile.
 const MOST_TOKENS: usize = 128;
-/// The fewest rows of a tile.
+/// The minimum number of rows of a tile.
 const FEWEST_TOKENS: usize = 32;
 /// The rows of a tile are a multiple of this.
 const TOKEN_UNIT: usize = 16;
-/// Rows of a tile up to which a warpgroup has the registers to convert 64 inputs at a time.
+/// Up to this many rows of a tile, a warpgroup has enough registers to convert 64 inputs at a time.
 const FEW_TOKENS: usize = 64;
 /// Outputs of a warpgroup.
 const OUTPUTS: usize = 64;
-/// Results that a warp writes together: all of them exist, or none.
+/// Results that a warp writes together: the number of results must be a multiple of this.
 const RESULTS: usize = 16;
 /// Inputs of a k tile.
 const K_TILE: usize = 128;
@@ -41,11 +41,11 @@ const WARPGROUPS: usize = 4;
 const THREADS: usize = (WARPGROUPS + 1) * 128;
 /// Bytes of shared memory for the ring.
 const RING: usize = 224 << 10;
-/// The ring begins at a multiple of this.
+/// Alignment of the ring buffer.
 const ALIGNMENT: usize = 1024;
 const MOST_STAGES: usize = 24;
 
-/// Clusters of so many blocks that are resident at a time. The driver says how many of them an H200 has on its 132 SMs.
+/// The number of resident clusters of this many blocks, from the driver's numbers for the 132 SMs of an H200.
 fn clusters(blocks: usize, sm_count: usize) -> usize {
     let of_132 = match blocks {
         3 => 39,
@@ -55,7 +55,7 @@ fn clusters(blocks: usize, sm_count: usize) -> usize {
     sm_count * of_132 / 132
 }
 
-/// Whether the kernel multiplies such activations and weights, whatever becomes of the product.
+/// Whether the kernel supports these activations and weights, regardless of the epilogue.
 pub(super) fn multiplies(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
     device.capability == 90
         && problem.packing().is_some()
@@ -68,20 +68,20 @@ pub(super) fn multiplies(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
         && problem.x.strides[0].is_multiple_of(8)
 }
 
-/// How a product is divided among blocks and warpgroups.
+/// The tile configuration of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TileConfig {
     /// Rows of a tile.
     tokens: usize,
     /// Tiles of rows.
     row_tiles: usize,
-    /// Warpgroups that share the outputs of a tile.
+    /// Warpgroups that divide the outputs of a tile.
     groups: usize,
     /// Tiles of outputs.
     tiles: usize,
-    /// Warpgroups that share the k tiles of a tile.
+    /// Warpgroups that divide the k tiles of a tile.
     shares: usize,
-    /// Blocks that share the k tiles of a tile.
+    /// Blocks that divide the k tiles of a tile (split-K).
     split: usize,
     stages: usize,
     /// Bytes of shared memory of a block.
@@ -95,14 +95,14 @@ impl TileConfig {
         let k_tiles = inputs.div_ceil(K_TILE);
         let splits = [1, 2, 4].into_iter().flat_map(|groups| [1, 2, 3, 4].map(|split| (groups, split)));
         let tiles = |groups: usize| outputs.div_ceil(groups * OUTPUTS);
-        // Clusters that wait for others to end would take twice the time; a share of one k tile is not worth its sums.
+        // A second wave of clusters would double the time; a share of a single k tile is not worth its sums.
         let splits = splits.filter(|&(groups, split)| {
             split == 1
                 || (tiles(groups) * row_tiles <= clusters(split, sm_count)
                     && k_tiles >= 2 * split * (WARPGROUPS / groups))
         });
-        // In fifths of the time that 64 outputs of a k tile take, as measured: a k tile has rows of x too, and a block waits for its
-        // first k tile, exchanges sums and writes results.
+        // In units of a fifth of the measured time of 64 outputs of a k tile. It includes the rows of x, the wait for the first k
+        // tile, the exchange of sums and the writing of results.
         let time = |&(groups, split): &(usize, usize)| {
             let waves = (tiles(groups) * row_tiles * split).div_ceil(sm_count);
             waves * (k_tiles.div_ceil(split) * (5 * groups + 2) + 20 * split + 80)
@@ -136,7 +136,7 @@ impl Family for PackedWgmma {
             devices: "sm_90",
             operands: "integers, outputs a multiple of 16; f16 or bf16 rows at multiples of 16 bytes",
             fused: "a sum".to_owned(),
-            method: "bulk copies, integers converted in registers for wgmma",
+            method: "TMA copies; integers are converted in registers for wgmma",
         }
     }
 
@@ -181,7 +181,7 @@ impl Family for PackedWgmma {
                 [128, config.tokens as u32],
                 true,
             )?;
-            // Lines of integers, 16 bytes of 8 rows each, and of scales, a group of 8 rows each.
+            // Lines of integers, each 16 bytes of 8 rows; and lines of scales, each a group of 8 rows.
             let lines = |address: u64, unit: usize, line: usize, of_k_tile: usize| {
                 let sizes = [line as u64, (unit / line) as u64, units as u64];
                 let boxed = [line as u32, of_k_tile as u32, unit_outputs as u32];

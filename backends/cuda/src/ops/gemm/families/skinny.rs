@@ -1,4 +1,4 @@
-//! Products of up to 16 rows with dense weights of any type, in plain arithmetic: `linear/skinny.cu`.
+//! Skinny GEMM of up to 16 rows with dense weights of any type on CUDA cores: `linear/skinny.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -18,13 +18,13 @@ use crate::{
 use dsrun_core::{Result, WeightFormat};
 use std::fmt::Display;
 
-/// The most rows.
+/// The maximum number of rows.
 pub(super) const ROWS: usize = 16;
-/// Rows of a block; of more, `skinny_mma` is faster, and they are normed once for all blocks.
+/// The maximum number of rows of a block. For more, `skinny_mma` is faster, with the norm as a separate launch.
 const ROW_TILE: usize = 4;
 /// Warps of a block.
 const WARPS: usize = 4;
-/// Warps of an SM that keep its memory busy.
+/// Warps per SM that saturate memory.
 const WARPS_OF_SM: usize = 16;
 
 /// Elements of a dense weight in 16 bytes.
@@ -35,7 +35,7 @@ pub(super) fn vector_elements(format: WeightFormat) -> usize {
     }
 }
 
-/// Whether plain kernels for few rows compute all of a problem: no epilogue, and at most an RMS norm of whole rows.
+/// Whether the CUDA core kernels for few rows support a problem: no epilogue, and at most an RMS norm of whole rows.
 pub(super) fn takes(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
     let normed = device.custom_gemm && problem.rows() <= ROW_TILE && problem.rms_norm().is_some();
     matches!(problem.fused.epilogue, Epilogue::Nothing)
@@ -55,7 +55,7 @@ impl Family for Skinny {
             devices: "all",
             operands: "any dense",
             fused: format!("an RMS norm of up to {ROW_TILE} rows"),
-            method: "plain arithmetic, a few rows at a time",
+            method: "CUDA cores, a few rows at a time",
         }
     }
 
@@ -69,7 +69,7 @@ impl Family for Skinny {
         let vector = vector_elements(format).max(16 / x.bytes());
         let rows = problem.rows().next_power_of_two().clamp(1, ROW_TILE);
         let weight_vectors = problem.inputs().div_ceil(vector_elements(format));
-        // Several outputs a warp where a read of x is expensive beside the weights it meets.
+        // Several outputs per warp if reading x is expensive compared with the weights.
         let outputs = if rows == 4 { 2 } else { 1 };
         let wanted = device.sm_count * WARPS_OF_SM;
         let split = [1, 2, 4]

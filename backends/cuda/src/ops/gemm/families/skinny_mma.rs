@@ -1,4 +1,4 @@
-//! Products of up to 64 rows on tensor cores at memory speed: `linear/skinny_mma.cu`.
+//! Skinny GEMM of up to 64 rows on tensor cores at memory bandwidth: `linear/skinny_mma.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -14,12 +14,12 @@ use crate::{
 use dsrun_core::{DType, Result};
 use std::fmt::Display;
 
-/// The most rows.
+/// The maximum number of rows.
 const ROWS: usize = 64;
 /// Threads of a block.
 const THREADS: usize = 256;
 
-/// Whether the kernel multiplies such activations and weights.
+/// Whether the kernel supports these activations and weights.
 pub(super) fn multiplies(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
     device.capability >= 80
         && problem.is_half()

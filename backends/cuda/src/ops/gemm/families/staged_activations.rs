@@ -1,4 +1,5 @@
-//! Activations that blocks keep in shared memory, normed there: the constants and the parameters of `linear/activations.cuh`.
+//! Activations that every block normalises and keeps in shared memory: the constants and the parameters of
+//! `linear/activations.cuh`.
 
 use crate::ops::{
     frame::Frame,
@@ -10,10 +11,10 @@ use crate::ops::{
 };
 use dsrun_core::Result;
 
-/// The most rows that blocks norm, each for itself.
+/// The maximum number of rows that every block normalises by itself.
 pub(super) const NORMED_ROWS: usize = 8;
 
-/// Whether blocks can norm the rows of a problem, or need not.
+/// Whether blocks can normalise the rows of a problem, or there is no norm.
 pub(super) fn takes_norm(problem: &Problem<'_>) -> bool {
     problem.fused.norm.is_none() || (problem.norms_whole_rows() && problem.rows() <= NORMED_ROWS)
 }
@@ -23,9 +24,10 @@ pub(super) fn pitch(bytes: usize) -> usize {
     if bytes % 128 == 64 { bytes } else { bytes.next_multiple_of(128) + 64 }
 }
 
-/// Vectors of a row that each thread of a block of `warps` keeps in registers while the row is normed; 0 if they are more than `most`.
+/// Vectors of a row that each thread of a block of `warps` warps keeps in registers for the norm; 0 if that would be more than
+/// `most`.
 pub(super) fn own_vectors([rows, inputs]: [usize; 2], warps: usize, most: usize) -> usize {
-    // Rows share the warps evenly.
+    // The warps are divided evenly among the rows.
     let warps = (warps / rows.next_power_of_two()).max(1);
     let own = inputs.div_ceil(8 * warps * 32);
     if own <= most { own } else { 0 }

@@ -1,4 +1,4 @@
-//! Products of one row with dense weights of any type, in plain arithmetic at memory speed: `linear/stream.cu`.
+//! GEMV with dense weights of any type on CUDA cores at memory bandwidth: `linear/stream.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -17,7 +17,7 @@ use crate::{
 use dsrun_core::{DType, Result};
 use std::fmt::Display;
 
-/// The most inputs that a block keeps in shared memory, as f32 beside its ring.
+/// The maximum number of inputs that a block keeps in shared memory, as f32, besides its ring buffers.
 const STAGED: usize = 7168;
 /// Resident blocks of an SM.
 const BLOCKS: usize = 6;
@@ -35,7 +35,7 @@ impl Family for Stream {
             devices: "sm_80 and up",
             operands: "any dense",
             fused: "an RMS norm".to_owned(),
-            method: "a ring of asynchronous copies in front of plain arithmetic",
+            method: "a ring buffer of asynchronous copies feeds CUDA cores",
         }
     }
 
@@ -51,12 +51,12 @@ impl Family for Stream {
         let (format, x) = (problem.weight.format, problem.x.dtype);
         let (outputs, inputs, vector) = (problem.outputs(), problem.inputs(), vector_elements(format));
         let weight_vectors = inputs.div_ceil(vector);
-        // Resident warps of the device; with fewer than two thirds of them memory would wait.
+        // Resident warps of the device; fewer than two thirds of them would not saturate memory.
         let most = device.sm_count * BLOCKS * WARPS;
         let split =
             [1, 2].into_iter().find(|split| outputs * split * 2 >= most || weight_vectors < 64 * split);
         let split = split.unwrap_or(WARPS);
-        // As many groups of warps as make all loop equally often.
+        // The number of groups of warps with which all loop equally often.
         let rounds = outputs.div_ceil((most / split).max(1)).max(1);
         let blocks = outputs.div_ceil(rounds).div_ceil(WARPS / split);
         let x_vectors = inputs.is_multiple_of(vector.max(16 / x.bytes())) && x.bytes() * vector >= 16;

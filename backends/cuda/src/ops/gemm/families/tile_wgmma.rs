@@ -1,5 +1,4 @@
-//! Products of more than 128 rows at the speed of the tensor cores on Hopper, with an epilogue in the same launch:
-//! `linear/tile_wgmma.cu`.
+//! GEMM of more than 128 rows at tensor core speed on Hopper, with a fused epilogue: `linear/tile_wgmma.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -20,7 +19,7 @@ use crate::{
 use dsrun_core::{DType, Result, op::GateLayout};
 use std::fmt::Display;
 
-/// Warpgroups that multiply, each 64 rows of a tile.
+/// Consumer warpgroups, each for 64 rows of a tile.
 const GROUPS: usize = 2;
 /// Rows of a tile.
 const ROWS: usize = GROUPS * 64;
@@ -28,39 +27,39 @@ const ROWS: usize = GROUPS * 64;
 const THREADS: usize = (GROUPS + 1) * 128;
 /// Inputs of a k tile.
 const K_TILE: usize = ROW_BYTES / 2;
-/// Outputs of a tile: their number says which of these keeps all SMs busy to the end.
+/// Possible outputs of a tile; the one that keeps all SMs busy to the end is chosen.
 const OUTPUTS: [usize; 4] = [256, 224, 192, 128];
-/// Blocks of a cluster, which share what they read of the weights.
+/// Blocks of a cluster, which share weights by multicast.
 const CLUSTER: usize = 2;
 const MOST_STAGES: usize = 8;
-/// Results that are written at once.
+/// Results per store.
 const VECTOR: usize = 8;
 /// The cost of the end of a tile, in k tiles.
 const END: usize = 2;
-/// Rows up to which a product with a sum is faster here than with cuBLASLt. Measured on an H200: at more rows cuBLASLt has a little
-/// more out of the tensor cores.
+/// Up to this many rows, a product with a residual is faster here than with cuBLASLt, which is slightly better at more rows.
+/// Measured on an H200.
 const MOST_ROWS: usize = 1024;
-/// The same of a product alone, in front of which cuBLASLt clears a counter.
+/// The same for a product alone, for which cuBLASLt has to clear a counter first.
 const MOST_ROWS_ALONE: usize = 2048;
-/// The percentage of the SMs that must be busy for either.
+/// The minimum percentage of busy SMs for either.
 const BUSY: usize = 85;
 
-/// How a product is divided among blocks.
+/// The tile configuration of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TileConfig {
     /// Outputs of a tile.
     outputs: usize,
     /// Blocks, each of which loops over tiles.
     blocks: usize,
-    /// Whether weights are fetched in the order of the lanes that have their results, [`ORDER`] at a time.
+    /// Whether weights are loaded in an order that gives lanes neighbouring results, [`ORDER`] at a time.
     ordered: bool,
     stages: usize,
-    /// The percentage of the SMs that have work.
+    /// The average percentage of SMs that have work.
     busy: usize,
 }
 
 impl TileConfig {
-    /// The tiles with which the busiest SM has least to do.
+    /// The tile configuration that minimises the work of the busiest SM.
     fn new(rows: usize, outputs: usize, inputs: usize, gated: bool, sm_count: usize) -> Self {
         let clusters = (sm_count / CLUSTER).max(1);
         let k_tiles = inputs.div_ceil(K_TILE) + END;
@@ -80,12 +79,12 @@ impl TileConfig {
         Self::new(problem.rows(), problem.outputs(), problem.inputs(), gated, device.sm_count)
     }
 
-    /// Whether a product with a sum, or with less, is faster than with cuBLASLt.
+    /// Whether a product, with a residual if `sum`, is faster than with cuBLASLt.
     fn pays(&self, rows: usize, sum: bool) -> bool {
         rows <= if sum { MOST_ROWS } else { MOST_ROWS_ALONE } && self.busy >= BUSY
     }
 
-    /// Whether tiles of whole heads are made of the product.
+    /// Whether the kernel supports the heads of a problem: tiles consist of whole heads.
     fn takes_heads(&self, problem: &Problem<'_>) -> bool {
         problem.head_halves().is_some_and(|size| {
             self.ordered && size.is_multiple_of(2 * ORDER) && self.outputs.is_multiple_of(size)
@@ -165,7 +164,7 @@ impl Family for TileWgmma {
         let fused = problem.fused;
         let plan = ProductPlan::of_one(config.spec(problem)?, move |args, function| {
             let (x, weight) = (args.x, args.weight);
-            // Half a tile of weights: for each of two blocks, or a gate and its other half.
+            // Half a tile of weights: one half per block of the cluster, or gate and up.
             let at_once = config.outputs / 2;
             let weight_map = match config.ordered {
                 true => ordered_weights(weight, at_once)?,

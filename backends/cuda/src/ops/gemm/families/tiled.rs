@@ -1,4 +1,4 @@
-//! Products of any size and type in plain arithmetic: `linear/tiled.cu`.
+//! GEMM of any size and type on CUDA cores: `linear/tiled.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -34,7 +34,7 @@ impl Family for Tiled {
             devices: "all",
             operands: "any but bytes times bytes",
             fused: "nothing".to_owned(),
-            method: "plain arithmetic, weights widened to f32",
+            method: "CUDA cores, weights widened to f32",
         }
     }
 
