@@ -1,5 +1,5 @@
 /*
- * Parameters of the kernel for decoder layers.
+ * Parameters of the decoder kernel.
  *
  * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
  */
@@ -7,7 +7,7 @@
 struct Layer {
     const u8* weights[4];
     const BIAS* biases[4];
-    /* Weights and biases of the norms in front of attention and MLP. */
+    /* Weights and biases of the norms before attention and MLP. */
     const G* norm_weights[2];
     const SHIFT* norm_biases[2];
     /* Weights of the norms of query and key heads. */
@@ -24,7 +24,7 @@ static_assert(sizeof(Layer::head_norms) == 16 && alignof(decltype(Layer::head_no
 static_assert(sizeof(Layer::keys) == 8 && alignof(decltype(Layer::keys)) == 8, "Layer as in Rust");
 static_assert(sizeof(Layer::values) == 8 && alignof(decltype(Layer::values)) == 8, "Layer as in Rust");
 
-/* Further operands of a layer with a mixture of experts: the weights of the router and of the other half of gated activations. */
+/* Additional operands of a layer with a mixture of experts: the weights of the router and of the up projection. */
 struct ExpertLayer {
     const u8* router;
     const u8* second;
@@ -35,7 +35,7 @@ static_assert(sizeof(ExpertLayer::router) == 8 && alignof(decltype(ExpertLayer::
 static_assert(sizeof(ExpertLayer::second) == 8 && alignof(decltype(ExpertLayer::second)) == 8, "ExpertLayer as in Rust");
 static_assert(sizeof(ExpertLayer::vectors) == 24 && alignof(decltype(ExpertLayer::vectors)) == 8, "ExpertLayer as in Rust");
 
-/* The scalars of a product, the same in all layers: of the norm in front of it, of the residual sum, and of the activation. */
+/* The scalars of a product, the same in all layers: of the preceding norm, the residual sum, and the activation. */
 struct Product {
     float eps;
     float weight_offset;
@@ -48,11 +48,11 @@ static_assert(sizeof(Product::weight_offset) == 4 && alignof(decltype(Product::w
 static_assert(sizeof(Product::alpha) == 4 && alignof(decltype(Product::alpha)) == 4, "Product as in Rust");
 static_assert(sizeof(Product::limit) == 4 && alignof(decltype(Product::limit)) == 4, "Product as in Rust");
 
-/* The embedding, if the launch begins with it: a row of a table, added to a row of `position_rows` unless that is null, as in embed.cu. */
+/* The embedding, if the launch includes it: a row of a table, added to a row of `position_rows` unless that is null, as in embed.cu. */
 struct Embedding {
     const int* ids;
     i64 first_row;
-    /* Null if the launch is given the token. */
+    /* Null if the hidden state is an operand. */
     const X* rows;
     i64 row_count;
     const int* positions;
@@ -70,7 +70,7 @@ static_assert(sizeof(Embedding::position_offset) == 8 && alignof(decltype(Embedd
 static_assert(sizeof(Embedding::position_rows) == 8 && alignof(decltype(Embedding::position_rows)) == 8, "Embedding as in Rust");
 static_assert(sizeof(Embedding::position_row_count) == 8 && alignof(decltype(Embedding::position_row_count)) == 8, "Embedding as in Rust");
 
-/* How fast each SM requests weights. */
+/* Limits on each SM's weight loads. */
 struct Pacing {
     /* Maximum ring slots in flight. */
     u32 in_flight;
@@ -86,7 +86,7 @@ static_assert(sizeof(Pacing::clocks_per_byte) == 4 && alignof(decltype(Pacing::c
 static_assert(sizeof(Pacing::catch_up) == 4 && alignof(decltype(Pacing::catch_up)) == 4, "Pacing as in Rust");
 static_assert(sizeof(Pacing::unused) == 4 && alignof(decltype(Pacing::unused)) == 4, "Pacing as in Rust");
 
-/* Parameters of all layers, and the token's place in its sequence. */
+/* Parameters of all layers, and the token's position in its sequence. */
 struct Model {
     Product products[4];
     /* Epsilon and weight offset of the norms of query and key heads. */
@@ -96,7 +96,7 @@ struct Model {
     /* Not read unless layers have experts. */
     const ExpertLayer* expert_table;
     i64 layers;
-    /* The token before and after the layers. */
+    /* The hidden state before and after the layers. */
     const X* x;
     X* y;
     /* The exchange of results between blocks. */

@@ -1,11 +1,11 @@
-//! Layers of a decoder in one launch, for one token: `decoder/layers.cu`.
+//! All layers of a decoder for one token in one launch (megakernel): `decoder/layers.cu`.
 //!
-//! The region is all that happens to a token between its embedding and the final norm: optionally the embedding, then for each
-//! layer norm with query, key and value; attention; output projection with residual; the first half of the MLP; the second half
-//! with residual. Its results are the key and value caches of all layers and the token after the last one. Intermediate results
-//! live in memory that the launch keeps for itself and are never written to tensors.
+//! The region is everything from a token's embedding to the final norm: optionally the embedding, then for each layer the norm
+//! with query, key and value; attention; output projection with residual; the first half of the MLP; the second half with
+//! residual. Its results are the key and value caches of all layers and the hidden state after the last one. Intermediate
+//! results are in the launch's own memory and are never written to tensors.
 //!
-//! Small models gain most, as their layers take longer as launches of their own than their weights take to be read.
+//! Small models gain most: their layers take longer to launch than their weights take to read.
 
 mod body;
 mod experts;
@@ -34,24 +34,22 @@ use shape::{Shape, TileConfig};
 /// The source of the kernel.
 const UNIT: &str = "decoder/layers.cu";
 
-/// The error for layers of a decoder that the kernel does not take.
+/// The error for decoder layers that the kernel does not support.
 fn refused(why: impl std::fmt::Display) -> Error {
     Error::unsupported(format!("CUDA cannot run these decoder layers in one launch: {why}"))
 }
 
-/// How a region is run as layers of a decoder in one launch; `None` if its body is something else.
+/// The plan of a region of decoder layers as one launch; `None` if its body is something else.
 ///
 /// # Errors
-/// If it is such a body, but the kernel does not take its sizes or types.
+/// If it is such a body, but the kernel does not support its sizes or types.
 pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Result<Option<KernelPlan>> {
     let Some(body) = Body::read(region) else { return Ok(None) };
     if !device.custom_gemm || !(90..120).contains(&device.capability) {
         return Err(refused("the GPU has no cooperative launch with bulk copies"));
     }
     if device.shared {
-        return Err(refused(
-            "it takes a whole GPU, and kernels of another rank that wait for this one may be on it",
-        ));
+        return Err(refused("it needs a whole GPU, which kernels of another rank share"));
     }
     let shape = Shape::of(&body, call)?;
     let tiles = shape.tiles(device).ok_or_else(|| refused("they do not fit its blocks"))?;
@@ -68,7 +66,7 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
         batch_invariant: true,
         launches: Box::new(move |frame, functions, context| {
             let at = |offset: usize| frame.persistent + offset as u64;
-            // A word of all ones stands for a result that is not there yet.
+            // The sentinel: a word of all ones marks a result that is not written yet.
             context.fill(at(memory.exchange), memory.table, 0xff)?;
             let table =
                 body.layers.iter().map(|layer| table_entry(layer, frame)).collect::<Result<Vec<_>>>()?;
@@ -97,15 +95,15 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
     }))
 }
 
-/// Where things are in the memory that a launch keeps for itself, as byte offsets.
+/// Byte offsets in the launch's own memory.
 #[derive(Clone, Copy)]
 struct Memory {
     exchange: usize,
-    /// Splits of attention.
+    /// The exchange of attention splits.
     partial: usize,
     table: usize,
     expert_table: usize,
-    /// The counter of blocks that are done.
+    /// The counter of finished blocks.
     done: usize,
     end: usize,
 }
@@ -123,7 +121,7 @@ impl Memory {
     }
 }
 
-/// Refuses tables that the kernel does not look a token up in: they must have the activations' type and rows without padding.
+/// Refuses embedding tables that the kernel does not support: they must have the activations' type and no row padding.
 fn check_embedding(embedding: &Embedding, shape: &Shape, call: &CallDesc) -> Result<()> {
     for table in [Some(embedding.table), embedding.positions.map(|(_, table)| table)].into_iter().flatten() {
         let weight = weight_type(call, table)?;
@@ -140,7 +138,7 @@ fn check_embedding(embedding: &Embedding, shape: &Shape, call: &CallDesc) -> Res
     Ok(())
 }
 
-/// The entry of a layer in the table.
+/// The entry of a layer in the layer table.
 fn table_entry(layer: &Layer, frame: &Frame) -> Result<params::Layer> {
     let mut entry = params::Layer::default();
     for (index, product) in layer.products().into_iter().enumerate() {
@@ -160,7 +158,7 @@ fn table_entry(layer: &Layer, frame: &Frame) -> Result<params::Layer> {
     Ok(entry)
 }
 
-/// The entry of a layer in the table of those with experts; `None` if it has none.
+/// The entry of a layer in the table of expert layers; `None` if it has no experts.
 fn expert_entry(layer: &Layer, frame: &Frame) -> Option<Result<params::ExpertLayer>> {
     let experts = layer.experts?;
     let weight = |index: usize| Ok(frame.weight(index)?.address());
@@ -173,7 +171,7 @@ fn expert_entry(layer: &Layer, frame: &Frame) -> Option<Result<params::ExpertLay
     Some(entry())
 }
 
-/// What all layers have in common.
+/// The parameters that all layers share.
 fn model(body: &Body, memory: &Memory, frame: &Frame) -> Result<params::Model> {
     let at = |offset: usize| frame.persistent + offset as u64;
     let first = body.first();
@@ -193,7 +191,8 @@ fn model(body: &Body, memory: &Memory, frame: &Frame) -> Result<params::Model> {
         head_offsets: norms.map_or([0.0; 2], |norms| norms.map(|norm| norm.weight_offset)),
         table: at(memory.table),
         layers: body.layers.len() as i64,
-        // A token that the launch embeds itself is kept where its result goes, which nothing writes before the last layer ends.
+        // If the launch embeds the token itself, its hidden state is stored in the result, which is not written before the end of
+        // the last layer.
         x: if body.embedding.is_some() { y.address } else { frame.address(body.x) },
         y: y.address,
         exchange: at(memory.exchange),

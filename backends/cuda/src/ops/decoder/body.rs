@@ -1,4 +1,4 @@
-//! What a region's body is, if it is layers of a decoder.
+//! Recognises decoder layers in the body of a region.
 
 use super::experts::Experts;
 use crate::ops::{
@@ -10,20 +10,20 @@ use dsrun_core::{
     region::Region,
 };
 
-/// Layers of a decoder, with the embedding if the body begins with it. Numbers are values of the body: operands of the region, but
-/// for what one call hands on to the next.
+/// Decoder layers, with the embedding if the body begins with it. Numbers are value ids of the body: operands of the region, or
+/// intermediate values.
 #[derive(Debug)]
 pub(super) struct Body {
     pub(super) embedding: Option<Embedding>,
-    /// At least one.
+    /// The layers; at least one.
     pub(super) layers: Vec<Layer>,
-    /// The token in front of the first layer: an operand, or what the embedding makes.
+    /// The hidden state before the first layer: an operand, or the result of the embedding.
     pub(super) x: usize,
-    /// Which of the region's results is the token after the last layer.
+    /// The index of the region's result that is the hidden state after the last layer.
     pub(super) result: usize,
 }
 
-/// The row of a table that a token is, optionally added to one for its position.
+/// An embedding lookup, optionally added to a position embedding.
 #[derive(Debug)]
 pub(super) struct Embedding {
     pub(super) ids: usize,
@@ -61,9 +61,9 @@ pub(super) struct Attention {
 }
 
 impl Body {
-    /// Reads a body; `None` if it is something else than whole layers of which the caches and the last token are results.
+    /// Reads a body; `None` unless it consists of whole layers, whose results are the caches and the last hidden state.
     ///
-    /// Each call's operands are checked to be values of the layer or operands of the region, so no value has a use beside those read.
+    /// The operands of each call are checked to be values of the layer or operands of the region, so no value has another use.
     pub(super) fn read(region: &Region) -> Option<Self> {
         let mut reader = BodyReader::new(region);
         let (embedding, first) = match Embedding::read(&mut reader) {
@@ -96,14 +96,14 @@ impl Body {
         })
     }
 
-    /// The first layer, which says what all have in common.
+    /// The first layer; all others have the same shapes and attributes.
     pub(super) fn first(&self) -> &Layer {
         &self.layers[0]
     }
 }
 
 impl Embedding {
-    /// The embedding that the next call is, and the token it makes.
+    /// Reads an embedding, and returns its result.
     fn read(reader: &mut BodyReader<'_>) -> Option<(Self, usize)> {
         let (op, call) = reader.take(|op| if let Op::Embed(op) = op { Some(*op) } else { None })?;
         let positions = value(call, 2).zip(value(call, 3));
@@ -117,7 +117,7 @@ impl Embedding {
 }
 
 impl Layer {
-    /// The layer that the next calls are, of the token `x`; its caches and its token.
+    /// Reads a layer with input `x`; returns its caches and its result.
     fn read(reader: &mut BodyReader<'_>, x: usize) -> Option<(Self, [usize; 2], usize)> {
         let (input, results) = FusedLinear::read(reader)?;
         let (&[query, keys, values], Epilogue::Heads(heads)) = (&results[..], input.epilogue) else {
@@ -141,7 +141,7 @@ impl Layer {
         taken.then_some((Self { input, heads, attention, output, up, down, experts }, [keys, values], y))
     }
 
-    /// Both halves of the MLP that the next calls are, of the token `middle`, and the token behind it.
+    /// Reads both halves of an MLP with input `middle`, and returns its result.
     fn read_mlp(reader: &mut BodyReader<'_>, middle: usize) -> Option<(FusedLinear, FusedLinear, usize)> {
         let (up, results) = FusedLinear::read(reader)?;
         let (down, y) = Self::read_sum(reader, *results.first()?, middle)?;
@@ -153,7 +153,7 @@ impl Layer {
         activated.then_some((up, down, y))
     }
 
-    /// The product of `x` that the next calls are, added to `residual`, and its result.
+    /// Reads a product of `x` that is added to `residual`, and returns its result.
     fn read_sum(reader: &mut BodyReader<'_>, x: usize, residual: usize) -> Option<(FusedLinear, usize)> {
         let (product, results) = FusedLinear::read(reader)?;
         let added = matches!(product.epilogue, Epilogue::Sum(_, other) if other == residual);
@@ -165,7 +165,7 @@ impl Layer {
         [&self.input, &self.output, &self.up, &self.down]
     }
 
-    /// What it reads beside the token.
+    /// The operands besides the hidden state.
     fn operands(&self) -> Vec<usize> {
         let Attention { start, length, total, table, .. } = self.attention;
         let mut operands = vec![start, length, total, table, self.heads.slots];
@@ -181,7 +181,7 @@ impl Layer {
         operands
     }
 
-    /// Whether another layer does the same with other weights and caches.
+    /// Whether another layer differs only in its weights and caches.
     fn is_like(&self, other: &Self) -> bool {
         let rope =
             |layer: &Self| layer.heads.rope.map(|rope| (rope.scales, rope.positions, rope.frequencies));
@@ -213,7 +213,7 @@ impl Layer {
 }
 
 impl Attention {
-    /// The attention that the next call is, over this query and these caches, and its result.
+    /// Reads attention with this query and these caches, and returns its result.
     fn read(reader: &mut BodyReader<'_>, operands: [usize; 3]) -> Option<(Self, usize)> {
         let (op, call) = reader.take(|op| if let Op::PagedAttention(op) = op { Some(*op) } else { None })?;
         let over_these = (0..3).all(|index| value(call, index) == Some(operands[index]));

@@ -1,4 +1,4 @@
-//! Layers of a decoder whose MLP is a mixture of experts: what the kernel for layers is told of them.
+//! Decoder layers whose MLP is a mixture of experts.
 
 use super::{
     product::{OUTPUTS, packing},
@@ -14,24 +14,24 @@ use dsrun_core::{
     op::{MoeRoute, Op},
 };
 
-/// The router of a mixture of experts, and the half of their gated activations that is not the gate.
+/// The router of a mixture of experts, and the experts' up projection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Experts {
     pub(super) route: MoeRoute,
     /// The number of experts.
     pub(super) count: usize,
-    /// The weight of the product that makes the logits, and their type.
+    /// The weight of the router's product, and the type of its logits.
     pub(super) router: usize,
     pub(super) logits: DType,
-    /// Bias, selection bias, and factors of experts.
+    /// Router bias, selection bias, and factors of experts.
     pub(super) vectors: [Option<usize>; 3],
-    /// The weight of the other half of the gated activation.
+    /// The weight of the up projection.
     pub(super) second: usize,
 }
 
 impl Experts {
-    /// The mixture of experts that the next calls are, of the token `middle`, with the norm and the router's product in front of it and the
-    /// sum behind it: as both halves of an MLP, the router, and the token behind it.
+    /// Reads a mixture of experts with input `middle`, including the preceding norm and router product and the following residual
+    /// sum. Returns both halves of the MLP, the router, and the result.
     pub(super) fn read(
         reader: &mut BodyReader<'_>,
         middle: usize,
@@ -77,35 +77,35 @@ impl Experts {
         taken.then_some((up, down, Some(experts), made(sum, 0)?))
     }
 
-    /// The router's kernel; `None` if there are too many experts.
+    /// The router's configuration; `None` if there are too many experts.
     pub(super) fn kernel(&self) -> Option<RouterKernel> {
         RouterKernel::new(&self.route, self.count, self.vectors[1].is_some(), false)
     }
 
-    /// What it reads beside the token and the weights of the MLP.
+    /// The operands besides the hidden state and the weights of the MLP.
     pub(super) fn operands(&self) -> impl Iterator<Item = usize> {
         [self.router, self.second].into_iter().chain(self.vectors.into_iter().flatten())
     }
 }
 
-/// How many experts a layer has.
+/// The expert counts of a layer, and the configuration of its router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) count: usize,
-    /// Those that a token has.
+    /// The number of experts per token.
     pub(super) chosen: usize,
     /// Whether logits are rounded to the type of activations.
     pub(super) rounded: bool,
-    /// Words of shared memory in which the router chooses.
+    /// Words of shared memory that the router needs.
     pub(super) words: usize,
 }
 
 impl Choice {
-    /// How many experts there are, and the constants of the kernel for their router, given the weights of the router and of the other
-    /// half of gated activations, those of both halves of the MLP, and the type of activations.
+    /// The expert counts and the kernel constants of the router, given the weights of the router, the up projection and both
+    /// halves of the MLP, and the type of activations.
     ///
     /// # Errors
-    /// If the kernel does not take their sizes or types.
+    /// If the kernel does not support their sizes or types.
     pub(super) fn of(
         experts: &Experts,
         [router, second]: [&WeightType; 2],

@@ -1,8 +1,8 @@
-//! How fast SMs request weights.
+//! Rate limiting of weight loads per SM, tuned per device and shape.
 //!
-//! Results that blocks exchange wait behind all requested bytes. So small layers, which wait most, request little at a time, and large
-//! ones at the pace of memory. What is best depends on the device and on the shape: it is measured when the layers are
-//! first bound, with the weights they are bound to.
+//! Results that blocks exchange queue behind all requested bytes. So small layers, which are dominated by latency, request few
+//! bytes at a time, and large ones request at the rate of memory. The best setting depends on the device and the shape; it is
+//! measured when the layers are first bound, with their own weights.
 
 use super::params;
 use crate::{
@@ -12,18 +12,19 @@ use crate::{
 use dsrun_core::Error;
 use params::{Model, Pacing};
 
-/// Bytes that an SM may request in ten clocks: no limit, and from below the bandwidth of memory to above it. An H200 has 184 per SM.
+/// Bytes that an SM may request per ten clocks: 0 for no limit, then from below the memory bandwidth to above it. An H200
+/// delivers 184 per SM.
 const PACES: [u32; 8] = [0, 110, 130, 150, 165, 180, 190, 205];
-/// Ring slots that may be on their way to a multiprocessor: with an odd number of slots, at least five, two fewer than there are (see
-/// [`unlimited`]); with an even number a slot is always the same team's.
+/// Ring slots that may be in flight to an SM. With an odd number of slots, of which there are at least five, up to two fewer than
+/// there are (see [`unlimited`]); with an even number, a slot always belongs to the same team.
 const IN_FLIGHT: [u32; 3] = [2, 1, 3];
-/// The most teams of warps.
+/// The maximum number of teams of warps.
 const TEAMS: usize = 2;
-/// Clocks that an SM that fell behind may catch up.
+/// The maximum number of clocks of delay that an SM may catch up.
 const CATCH_UP: u32 = 2000;
 /// Keys that the token of the measurement attends to.
 const KEYS: i32 = 256;
-/// Entries of its block table, enough for pages of 8 keys and more. No entry names a page, so no key is read.
+/// Entries of its block table, enough for pages of at least 8 keys. All entries are -1, so no key is read.
 const PAGES: usize = 32;
 
 fn paced(in_flight: u32, bytes_in_ten_clocks: u32) -> Pacing {
@@ -31,22 +32,23 @@ fn paced(in_flight: u32, bytes_in_ten_clocks: u32) -> Pacing {
     Pacing { in_flight, clocks_per_byte, catch_up: CATCH_UP, unused: 0 }
 }
 
-/// The pacing of layers whose rings hold them whole: as much is asked for at once as may be.
+/// The pacing of layers that fit into the ring buffers: as many slots in flight as possible.
 ///
-/// Two teams of warps take slots in turn. If all slots could be on their way, one team could come round to a slot that has not been filled
-/// for the other one yet, and take the phase of its barrier for the next. A team is at most one slot of its own ahead of what has
-/// landed in order, so two slots fewer are safe.
+/// Two teams of warps alternate on slots. If all slots could be in flight, one team could reach a slot that has not been filled
+/// for the other team yet, and mistake the parity of its barrier for the next phase. A team is at most one of its own slots ahead
+/// of the slots that have arrived in order, so two fewer in flight are safe.
 pub(super) fn unlimited(slots: usize) -> Pacing {
     paced(u32::try_from(slots.saturating_sub(TEAMS).max(1)).unwrap_or(u32::MAX), 0)
 }
 
-/// The pacings to choose from for layers that the rings do not hold.
+/// The candidate pacings for layers that do not fit into the ring buffers.
 pub(super) fn candidates() -> Vec<Pacing> {
     PACES.into_iter().flat_map(|pace| IN_FLIGHT.map(|in_flight| paced(in_flight, pace))).collect()
 }
 
 kernel_struct! {
-    /// The token of the measurement: alone in its sequence, whose keys and slot are skipped.
+    /// The token used for the measurement: alone in a sequence without pages, so no key is read and nothing is written to the
+    /// cache.
     struct MeasuredToken {
         start: i32 = "int",
         length: i32 = "int",
@@ -57,7 +59,8 @@ kernel_struct! {
     }
 }
 
-/// The fastest pacing for these layers. `launch` makes a launch of a model; the measurement does not touch the token, its cache or results.
+/// The fastest pacing for these layers. `launch` makes a launch for given parameters; the measurement does not change the real
+/// token, its cache or its results.
 pub(super) fn tuned(
     context: &Context,
     device: &DeviceSpec,
@@ -118,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_team_cannot_come_round_to_a_slot_of_the_other_that_is_not_filled() {
-        // The fewest slots of a ring are four.
+        // The minimum number of slots of a ring are four.
         for slots in 4..33_u32 {
             let limit = slots - TEAMS as u32;
             assert!(unlimited(slots as usize).in_flight <= limit, "{slots} slots");

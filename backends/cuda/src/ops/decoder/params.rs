@@ -1,4 +1,4 @@
-//! Parameters of the kernel for decoder layers.
+//! Parameters of the decoder kernel.
 
 use crate::{
     driver::kernel_struct::{Pointer, declaration, header, kernel_struct},
@@ -13,7 +13,7 @@ kernel_struct! {
     pub(super) struct Layer {
         pub(super) weights: [Pointer; 4] = "const u8*",
         pub(super) biases: [Pointer; 4] = "const BIAS*",
-        /// Weights and biases of the norms in front of attention and MLP.
+        /// Weights and biases of the norms before attention and MLP.
         pub(super) norm_weights: [Pointer; 2] = "const G*",
         pub(super) norm_biases: [Pointer; 2] = "const SHIFT*",
         /// Weights of the norms of query and key heads.
@@ -24,7 +24,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Further operands of a layer with a mixture of experts: the weights of the router and of the other half of gated activations.
+    /// Additional operands of a layer with a mixture of experts: the weights of the router and of the up projection.
     pub(super) struct ExpertLayer {
         pub(super) router: Pointer = "const u8*",
         pub(super) second: Pointer = "const u8*",
@@ -33,7 +33,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// The scalars of a product, the same in all layers: of the norm in front of it, of the residual sum, and of the activation.
+    /// The scalars of a product, the same in all layers: of the preceding norm, the residual sum, and the activation.
     pub(super) struct Product {
         pub(super) eps: f32 = "float",
         pub(super) weight_offset: f32 = "float",
@@ -43,12 +43,12 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// The embedding, if the launch begins with it: a row of a table, added to a row of `position_rows` unless that is null, as in
+    /// The embedding, if the launch includes it: a row of a table, added to a row of `position_rows` unless that is null, as in
     /// embed.cu.
     pub(super) struct Embedding {
         pub(super) ids: Pointer = "const int*",
         pub(super) first_row: i64 = "i64",
-        /// Null if the launch is given the token.
+        /// Null if the hidden state is an operand.
         pub(super) rows: Pointer = "const X*",
         pub(super) row_count: i64 = "i64",
         pub(super) positions: Pointer = "const int*",
@@ -59,7 +59,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// How fast each SM requests weights.
+    /// Limits on each SM's weight loads.
     pub(super) struct Pacing {
         /// Maximum ring slots in flight.
         pub(super) in_flight: u32 = "u32",
@@ -72,7 +72,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Parameters of all layers, and the token's place in its sequence.
+    /// Parameters of all layers, and the token's position in its sequence.
     pub(super) struct Model {
         pub(super) products: [Product; 4] = "Product",
         /// Epsilon and weight offset of the norms of query and key heads.
@@ -82,7 +82,7 @@ kernel_struct! {
         /// Not read unless layers have experts.
         pub(super) expert_table: Pointer = "const ExpertLayer*",
         pub(super) layers: i64 = "i64",
-        /// The token before and after the layers.
+        /// The hidden state before and after the layers.
         pub(super) x: Pointer = "const X*",
         pub(super) y: Pointer = "X*",
         /// The exchange of results between blocks.
@@ -117,7 +117,7 @@ kernel_struct! {
 /// The text of `kernels/decoder/params.cuh`.
 pub(crate) fn params_header() -> String {
     header(
-        "Parameters of the kernel for decoder layers.",
+        "Parameters of the decoder kernel.",
         &[
             declaration::<Layer>(),
             declaration::<ExpertLayer>(),

@@ -1,12 +1,13 @@
-//! The products of a decoder layer: which weights the kernel takes, and how each is cut into runs of outputs that fill slots of the ring.
+//! The products of a decoder layer: which weights the kernel supports, and how each is divided into runs of outputs that fill
+//! slots of the ring buffer.
 
 use crate::ops::weight::{Offset, Packing};
 use dsrun_core::{DType, WeightFormat};
 
-/// Products of a layer: query, key and value; output projection; first half of the MLP; second half of the MLP. With experts the
-/// router's is one more.
+/// Products of a layer: query, key and value; output projection; first half of the MLP; second half of the MLP. With experts,
+/// the router's product is an additional one.
 pub(super) const PRODUCTS: usize = 4;
-/// Warps of a block that multiply. One more warp copies weights.
+/// Consumer warps of a block. An additional producer warp copies weights.
 pub(super) const WARPS: usize = 8;
 /// Bits of an element of a dense weight.
 const DENSE: usize = 16;
@@ -14,10 +15,10 @@ const DENSE: usize = 16;
 pub(super) const STEP: usize = 256;
 /// Outputs of a unit, the smallest block of packed integers.
 pub(super) const OUTPUTS: usize = 8;
-/// Inputs of a slot of packed integers, summed over its units: two steps for each warp.
+/// Inputs of a slot of packed integers, summed over its units: two steps per warp.
 const SLOT_COLUMNS: usize = 2 * WARPS * STEP;
 
-/// The packing of a format if the kernel takes it: 4 bits with a scale for each 128 inputs, or 8 bits with one for each output.
+/// The packing of a format if the kernel supports it: 4 bits with a scale per 128 inputs, or 8 bits with a scale per output.
 pub(super) fn packing(format: WeightFormat) -> Option<Packing> {
     Packing::of(format).filter(|packing| match (packing.bits, packing.offset) {
         (4, Offset::Fixed(8)) => packing.group == STEP / 2,
@@ -26,7 +27,7 @@ pub(super) fn packing(format: WeightFormat) -> Option<Packing> {
     })
 }
 
-/// Whether the kernel takes a weight of `rows` outputs and `columns` inputs with activations of this type.
+/// Whether the kernel supports a weight of `rows` outputs and `columns` inputs with activations of this type.
 pub(super) fn takes(format: WeightFormat, activations: DType, rows: usize, columns: usize) -> bool {
     let known = match format {
         WeightFormat::Dense(dtype) => dtype == activations && columns.is_multiple_of(64),
@@ -41,9 +42,10 @@ pub(super) struct Product {
     pub(super) outputs: usize,
     pub(super) runs: usize,
     pub(super) packing: Option<Packing>,
-    /// Every run has to divide this number of neighbouring outputs.
+    /// The length of every run must divide this number of neighbouring outputs.
     pub(super) together: usize,
-    /// If inputs come in pieces that lie apart in memory, the length of one: a slot of the ring has inputs of one piece.
+    /// If the inputs consist of pieces that are not contiguous in memory, the length of one piece: a ring slot holds inputs of a
+    /// single piece.
     pub(super) piece: Option<usize>,
 }
 
@@ -69,11 +71,11 @@ impl Run {
 }
 
 impl Product {
-    /// The run of a product with packed integers: two units or one if they fit into a slot with all their inputs. Otherwise one unit
-    /// in pieces of a slot each, so that all warps have the same number of steps in every piece but the last.
+    /// The run of a product with packed integers: two units, or one, if they fit into a slot with all their inputs. Otherwise one
+    /// unit over several slots, so that all warps have the same number of steps in every slot but the last.
     fn units(&self) -> Run {
         if let Some(piece) = self.piece {
-            // The longest part of a piece that fits into a slot.
+            // The largest equal part of a piece that fits into a slot.
             let parts = (1..=piece / STEP).filter(|steps| (piece / STEP).is_multiple_of(*steps));
             let longest = parts.map(|steps| steps * STEP).filter(|inputs| *inputs <= SLOT_COLUMNS).max();
             return Run { outputs: OUTPUTS, inputs: longest.unwrap_or(STEP) };
@@ -89,12 +91,13 @@ impl Product {
         Run { outputs: OUTPUTS, inputs: SLOT_COLUMNS.min(self.inputs) }
     }
 
-    /// The longest run that fits into a slot of `slot` bytes with all its inputs; if none does, the shortest run in equal pieces.
+    /// The longest run that fits into a slot of `slot` bytes with all its inputs; if none does, the shortest run over several
+    /// equal slots.
     pub(super) fn run(&self, slot: usize) -> Run {
         if self.packing.is_some() {
             return self.units();
         }
-        // The matrix operand of the tensor cores has 16 rows of 32 inputs, which a run of fewer outputs fills with further inputs.
+        // The A operand of the mma has 16 rows of 32 inputs; a run of fewer outputs fills them with further inputs.
         let unit = |outputs: usize| 16 / outputs * 32;
         let inputs = self.piece.unwrap_or(self.inputs);
         let possible = |outputs: &usize| {
@@ -108,7 +111,7 @@ impl Product {
             return run;
         }
         if self.piece.is_some() {
-            // Equal parts of a piece: the longest that fit.
+            // The largest equal parts of a piece that fit.
             let parts = |outputs: usize| {
                 let units = inputs / unit(outputs);
                 let even = (1..=units).filter(move |parts| units.is_multiple_of(*parts));
@@ -132,14 +135,14 @@ impl Product {
         self.outputs / (self.runs * run.outputs)
     }
 
-    /// Teams of warps that take runs in turn, with this number of blocks: two if a block has several runs that fit into a slot with
-    /// all their inputs. While one team waits for its next run, the other multiplies.
+    /// The number of warp teams that alternate on runs, for this number of blocks: two if a block has several runs that fit into
+    /// a slot with all their inputs. While one team waits for its next run, the other one multiplies.
     pub(super) fn teams(&self, run: Run, blocks: usize) -> usize {
         let several = self.outputs / run.outputs > blocks;
         if several && self.packing.is_none() && run.inputs == self.inputs { 2 } else { 1 }
     }
 
-    /// Partial sums of a tile: 16 for each warp of a team and each run.
+    /// Partial sums of a tile: 16 per warp of a team and run.
     pub(super) fn sums(&self, teams: usize) -> usize {
         self.runs * 16 * WARPS / teams
     }

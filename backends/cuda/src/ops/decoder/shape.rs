@@ -1,4 +1,4 @@
-//! The shape that all layers of one launch share, and the tile configuration of the kernel for it.
+//! The common shape of all layers of a launch, and the kernel's tile configuration for it.
 
 use super::{
     body::{Body, Layer},
@@ -18,33 +18,33 @@ use dsrun_core::{
 };
 use std::ops::{Range, RangeInclusive};
 
-/// The table of layers in shared memory has room for a multiple of this number, so that models of similar depth share a kernel.
+/// The capacity of the layer table in shared memory is a multiple of this number, so that models of similar depth share a kernel.
 const LAYER_STEP: usize = 16;
-/// The largest head: its keys and values stay in registers.
+/// The largest head size: keys and values stay in registers.
 pub(super) const MAX_HEAD: usize = 128;
-/// The largest head for which the registers of a thread suffice without taking some from the copying warps (`wide`).
+/// The largest head size for which consumer warps have enough registers without taking some from the producer warps (`wide`).
 const MAX_NARROW_HEAD: usize = 64;
-/// Elements of all query heads together up to which every block merges the splits of attention for itself.
+/// Up to this many elements of all query heads, every block merges the attention splits for itself.
 const MERGED_BY_ALL: usize = 1024;
 /// The maximum number of inputs of a norm: each thread keeps 32 in registers.
 const NORMED_INPUTS: usize = 32 * WARPS * 32;
-/// The most query heads of a tile.
+/// The maximum number of query heads of a tile.
 const TILE_HEADS: usize = 16;
-/// The most splits of a sequence's keys.
+/// The maximum number of splits of a sequence's keys.
 const MAX_SPLITS: usize = 16;
 /// Bytes of an activation.
 const ELEMENT: usize = 2;
-/// Bytes of a slot of the ring of weights, and in what steps they are tried.
+/// The range of bytes of a ring slot, and the step in which sizes are tried.
 const SLOT_BYTES: RangeInclusive<usize> = 16 << 10..=32 << 10;
 const SLOT_STEP: usize = 1 << 10;
-/// Bytes that the ring holds on every device.
+/// Ring bytes that every device has room for.
 const SMALL_RING: usize = 96 << 10;
-/// The fewest slots, and one more than the most.
+/// The range of the number of slots.
 const SLOTS: Range<usize> = 4..33;
-/// The most bytes of one bulk copy: shorter ones let a multiprocessor keep an even pace.
+/// The maximum bytes of one bulk copy: shorter copies allow a steadier pace per SM.
 const COPY_BYTES: usize = 8 << 10;
 
-/// The constants of the kernel for each product: outputs and inputs of its runs, and its teams.
+/// The names of the kernel constants of each product: outputs and inputs of its runs, and its teams.
 const RUN_CONSTANTS: [[&str; 3]; PRODUCTS + 1] = [
     ["ROWS_0", "COLUMNS_0", "TEAMS_0"],
     ["ROWS_1", "COLUMNS_1", "TEAMS_1"],
@@ -60,16 +60,17 @@ pub(super) struct Shape {
     pub(super) layers: usize,
     /// Element type of activations.
     pub(super) dtype: DType,
-    /// Constants of the kernel: element types of activations (`X`), of gains and shifts of norms (`G`, `SHIFT`) and of biases
-    /// (`BIAS`), the kind of norm (`NORM`: 1 RMS, 2 layer), whether heads are turned (`ROPE`), and the MLP's `FUNCTION`.
+    /// Constants of the kernel: element types of activations (`X`), of weights and biases of norms (`G`, `SHIFT`) and of
+    /// biases of products (`BIAS`), the kind of norm (`NORM`: 1 RMS, 2 layer), whether heads are rotated (`ROPE`), and the
+    /// MLP's `FUNCTION`.
     pub(super) constants: Vec<(&'static str, String)>,
-    /// How weights are kept.
+    /// The weight format.
     pub(super) format: WeightFormat,
     /// Whether the MLP is gated.
     pub(super) gated: bool,
     /// Elements of a token.
     pub(super) hidden: usize,
-    /// Elements between the halves of the MLP; with experts, of all that are chosen.
+    /// The inner size of the MLP; with experts, of all chosen experts together.
     pub(super) inner: usize,
     pub(super) experts: Option<Choice>,
     /// KV heads.
@@ -78,11 +79,11 @@ pub(super) struct Shape {
     pub(super) group: usize,
     /// Elements of a head.
     pub(super) head: usize,
-    /// Pairs of a head that are turned.
+    /// Rotated pairs of a head.
     pub(super) pairs: usize,
     /// Slots of a page.
     pub(super) slots: usize,
-    /// Whether keys behind the token are not seen.
+    /// Whether attention is causal.
     pub(super) causal: bool,
 }
 
@@ -100,11 +101,11 @@ pub(super) struct TileConfig {
     splits: usize,
     /// Whether the blocks of a head merge its splits of attention for all other blocks.
     merged: bool,
-    /// Whether the multiplying warps take registers from the copying warps.
+    /// Whether consumer warps take registers from the producer warps.
     wide: bool,
     /// Copies of a run.
     copies: usize,
-    /// Slots of the rings, where these hold a whole layer.
+    /// The number of ring slots, if the ring buffers of all blocks together hold a whole layer.
     pub(super) held: Option<usize>,
     /// Bytes of shared memory.
     shared: usize,
@@ -113,17 +114,17 @@ pub(super) struct TileConfig {
 impl TileConfig {
     /// Threads of a block.
     pub(super) fn threads(&self) -> usize {
-        // Registers are given and taken by four warps together.
+        // `setmaxnreg` moves registers between groups of four warps.
         let beside = if self.wide { 4 } else { 1 };
         (WARPS + beside) * 32
     }
 }
 
-/// The types of what is a layer's own: weights, vectors and caches. Layers of a launch agree on them.
+/// The types of a layer's weights, vectors and caches, which must be the same in all layers of a launch.
 #[derive(PartialEq)]
 struct LayerTypes<'a> {
     weights: [&'a WeightType; PRODUCTS],
-    /// Of the router, and of the other half of gated experts.
+    /// The weights of the router and of the experts' up projection.
     expert_weights: Option<[&'a WeightType; 2]>,
     vectors: Vec<Option<&'a TensorDesc>>,
     caches: [&'a TensorDesc; 2],
@@ -159,7 +160,7 @@ impl<'a> LayerTypes<'a> {
     }
 }
 
-/// The one element type of vectors that may be left out; f32 if all are.
+/// The common element type of optional vectors; f32 if all are absent.
 fn common_type<const N: usize>(call: &CallDesc, vectors: [Option<usize>; N]) -> Result<String> {
     let names = vectors.into_iter().flatten().map(|value| name_of(call, Some(value)));
     let names = names.collect::<Result<Vec<_>>>()?;
@@ -174,7 +175,7 @@ impl Shape {
     /// The shape of layers in a call.
     ///
     /// # Errors
-    /// If the kernel does not take their sizes or types.
+    /// If the kernel does not support their sizes or types.
     pub(super) fn of(body: &Body, call: &CallDesc) -> Result<Self> {
         let layer = body.first();
         let types = LayerTypes::of(layer, call)?;
@@ -261,7 +262,7 @@ impl Shape {
         let weights = [first_norm, second_norm].map(|norm| norm.and_then(|norm| norm.weight()));
         let biases = [first_norm, second_norm].map(|norm| norm.and_then(|norm| norm.bias()));
         let head_norms = layer.heads.norms.map_or([None; 2], |norms| norms.map(|(_, weight)| Some(weight)));
-        // A lane has both elements of a rotated pair of a head that it norms.
+        // A lane must have both elements of a rotated pair of a head that it normalises.
         let pairs_in_lane = pairs == 0 || 2 * pairs == head && head.is_multiple_of(64);
         if layer.heads.norms.is_some() && !(pairs_in_lane && head.is_multiple_of(32)) {
             return Err(refused(format!(
@@ -310,7 +311,7 @@ impl Shape {
         })
     }
 
-    /// Layers that the table in shared memory has room for.
+    /// The capacity of the layer table in shared memory.
     fn table_layers(&self) -> usize {
         self.layers.next_multiple_of(LAYER_STEP)
     }
@@ -319,14 +320,14 @@ impl Shape {
         let query = self.kv_heads * self.group * self.head;
         let up = if self.gated { 2 * self.inner } else { self.inner };
         let (keys, packing) = (self.kv_heads * self.head, packing(self.format));
-        // Where queries, keys and values are made, halves of what is turned together and of a head are whole runs.
+        // In the product of query, key and value, the halves of rotated elements and of a head must be whole runs.
         let turned =
             if self.pairs > 0 && self.head.is_multiple_of(4 * OUTPUTS) { self.pairs } else { self.head / 2 };
         let product = |inputs, outputs, runs| {
             let together = if outputs == query + 2 * keys { turned } else { outputs };
             Product { inputs, outputs, runs, packing, together, piece: None }
         };
-        // Tiles are of two runs where results come of pairs.
+        // Tiles have two runs if results are computed from pairs.
         let pairs = |paired: bool| if paired { 2 } else { 1 };
         let mut products = vec![
             product(self.hidden, query + 2 * keys, pairs(self.constants.contains(&("ROPE", "1".to_owned())))),
@@ -350,7 +351,8 @@ impl Shape {
         if self.hidden > NORMED_INPUTS {
             return None;
         }
-        // Of layers that the rings hold, the longest runs; of others, what wastes least of the ring, in the largest slots.
+        // If the ring buffers hold the layers, prefer the longest runs; otherwise the least waste of the ring buffer, then the
+        // largest slots.
         let held = bytes <= device.sm_count * SMALL_RING;
         let used = |slot: &usize| match held {
             true => 0,
@@ -360,12 +362,13 @@ impl Shape {
         let runs: Vec<Run> = products.iter().map(|product| product.run(slot)).collect();
         let slot = products.iter().zip(&runs).map(|(product, run)| run.bytes(product.packing)).max()?;
         let slot = slot.next_multiple_of(128);
-        // All blocks have a share of the first half of the MLP: there they see that all others are past what is older.
+        // Every block must have tiles of the first half of the MLP: there it observes that all other blocks have finished older
+        // work.
         let tiles = products[2].tiles(runs[2]);
         let most = device.sm_count.min(tiles);
         let tile_heads = (1..=TILE_HEADS).rev().find(|heads| self.group.is_multiple_of(*heads))?;
         let parts = self.kv_heads * (self.group / tile_heads);
-        // As in the kernel, and 2 KiB for what it keeps beside.
+        // As in the kernel, plus 2 KiB for its static shared memory.
         let rounded = |bytes: usize| bytes.next_multiple_of(128);
         let staged = |product: &Product| match product.packing {
             None => rounded(product.inputs * ELEMENT),
@@ -388,8 +391,8 @@ impl Shape {
         let left = device.shared_memory().checked_sub(beside + (2 << 10))?;
         let slots = (left / slot).min(SLOTS.end - 1);
         let whole = bytes <= slots * slot * most;
-        // Where rings hold a whole layer, no more blocks than most tiles come out even for: fewer ask for the same results. Else
-        // all are needed to read.
+        // If the ring buffers hold a whole layer, use only as many blocks as divide the largest number of tiles evenly, since
+        // every block reads the same exchanged results. Otherwise all blocks are needed for bandwidth.
         let blocks = if whole { tiles.div_ceil(tiles.div_ceil(most.max(1)).max(1)) } else { most };
         if slots < SLOTS.start || parts == 0 || parts > blocks {
             return None;
@@ -439,7 +442,7 @@ impl Shape {
             ("COPIES", cut.copies),
         ];
         let mut defines = self.constants.clone();
-        // The router's product is there in every kernel, with no outputs where there are no experts.
+        // Every kernel has the router's product, with no outputs if there are no experts.
         let none = Run { outputs: OUTPUTS, inputs: self.hidden };
         let runs = cut.runs.iter().chain([&none]).zip(cut.teams.iter().chain([&1]));
         for (names, (run, teams)) in RUN_CONSTANTS.into_iter().zip(runs) {
@@ -454,11 +457,11 @@ impl Shape {
         KernelSpec::of(super::UNIT, "layers", defines).with_shared(cut.shared).launched_together()
     }
 
-    /// Bytes of what blocks leave for each other in a layer (`LAYER_BYTES` of the kernel), and of the splits of attention.
+    /// Bytes that blocks exchange in a layer (`LAYER_BYTES` of the kernel), and bytes of the attention splits.
     pub(super) fn exchange(&self, cut: &TileConfig) -> (usize, usize) {
         let query = self.kv_heads * self.group * self.head;
         let merged = if cut.merged { query } else { 0 };
-        // Logits are as long as two activations.
+        // A logit has the size of two activations.
         let logits = 2 * self.experts.map_or(0, |experts| experts.count);
         let keys = 2 * self.kv_heads * self.head;
         let rows = [self.hidden, query + keys, self.hidden, self.inner, merged, logits];
