@@ -1,5 +1,5 @@
 /*
- * Parameters of the linear layers of experts.
+ * Parameters of the kernels for linear layers of experts.
  *
  * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
  */
@@ -9,30 +9,30 @@ struct GroupedLinearParams {
     Matrix<const X> x;
     Weight weight;
     Matrix<const int> experts;
-    /* Of the rows of the weight; may be null. */
+    /* The bias of the weight's rows; may be null. */
     const BIAS* bias;
-    /* The weight and the bias of the half that the activated gate is multiplied by; absent without a gate. */
+    /* The weight and the bias of the up projection; absent without a gate. */
     Weight other;
     const BIAS* other_bias;
-    /* The weights of slots whose products are summed; absent where they are not. */
+    /* The weights of slots whose products are summed; absent otherwise. */
     Matrix<const float> factors;
-    /* The tables of `moe_group`; absent where each assignment is an item. */
+    /* The tables of `moe_group`; absent if each assignment is an item. */
     Matrix<const int> order;
     const int* starts;
     Matrix<Y> y;
-    /* Of an expert. */
+    /* Inputs and outputs of an expert. */
     i64 inputs;
     i64 outputs;
-    /* Outputs, with those of its neighbours that are in the same units of packed rows. */
+    /* Outputs, including those of neighbouring experts in the same units of packed rows. */
     i64 covered;
     /* Experts of the device, and the index of the first. */
     i64 count;
     i64 first_expert;
-    /* The most items there may be. */
+    /* The maximum number of items. */
     i64 items;
-    /* The largest gate and the largest magnitude of the other half; 0 for no limit. */
+    /* The upper limit of the gate and of the magnitude of up; 0 for none. */
     float limit;
-    /* Added to the other half. */
+    /* Added to up. */
     float up_offset;
 };
 static_assert(sizeof(GroupedLinearParams) == 296, "GroupedLinearParams as in Rust");

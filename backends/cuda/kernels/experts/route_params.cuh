@@ -8,7 +8,7 @@ struct MoeRouteParams {
     Extent extent;
     Matrix<const X> logits;
     RouterVectors vectors;
-    /* Experts that are chosen in advance; absent if the router chooses. */
+    /* Experts that were chosen in advance; absent if the router chooses. */
     Matrix<const int> ids;
     Matrix<int> experts;
     Matrix<float> weights;

@@ -25,7 +25,7 @@ static_assert(sizeof(RouteRule::scale) == 4 && alignof(decltype(RouteRule::scale
 static_assert(sizeof(RouteRule::threshold) == 4 && alignof(decltype(RouteRule::threshold)) == 4, "RouteRule as in Rust");
 static_assert(sizeof(RouteRule::unused) == 4 && alignof(decltype(RouteRule::unused)) == 4, "RouteRule as in Rust");
 
-/* What a router adds to the logits, and to scores when it chooses, and the factors of the weights, for each expert; may be null. */
+/* Per expert: the bias added to logits, the selection bias added to scores, and the factors of the weights; may be null. */
 struct RouterVectors {
     const float* bias;
     const float* selection_bias;

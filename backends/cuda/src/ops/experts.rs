@@ -29,7 +29,7 @@ pub(super) use router::{RouteRule, RouterKernel, RouterVectors, moe_route};
 
 /// Threads of a block of `moe_group`.
 const GROUP_THREADS: usize = 256;
-/// The most assignments of a step.
+/// The maximum number of assignments of a step.
 const MAX_ASSIGNMENTS: usize = 1 << 30;
 
 kernel_struct! {

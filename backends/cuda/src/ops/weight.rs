@@ -1,8 +1,8 @@
 //! Packed weights.
 //!
-//! Dense weights lie row after row, each padded with zeros to a multiple of 16 bytes: what vector loads and cuBLASLt both
-//! read, so there is one copy. Quantised weights, group-wise or GGUF's blocks, become integers of 4 or 8 bits and the numbers of
-//! their groups: see [`packing`].
+//! Dense weights are row-major, with rows padded with zeros to a multiple of 16 bytes, a layout for both vector loads and
+//! cuBLASLt, so one copy is enough. Quantised weights, group-wise or GGUF blocks, become integers of 4 or 8 bits with the scales
+//! and offsets of their groups: see [`packing`].
 
 mod packing;
 
@@ -23,23 +23,23 @@ use std::sync::Arc;
 /// Bytes of rows packed at a time.
 const SLAB: usize = 8 << 20;
 
-/// Where things are in a packed weight.
+/// The layout of a packed weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     /// Bytes from row to row of dense weights; from 8 rows to the next of integers.
     pub(crate) row_bytes: usize,
-    /// Where the numbers of groups begin; the end of the elements for dense weights.
+    /// The offset of the scales and offsets of groups; the end of the elements for dense weights.
     pub(crate) scales: usize,
-    /// Bytes of the numbers of 8 rows.
+    /// Bytes of the scales and offsets of 8 rows.
     pub(crate) scale_bytes: usize,
     pub(crate) bytes: usize,
-    /// How integers are packed; none for dense weights.
+    /// How integers are packed; `None` for dense weights.
     pub(crate) packing: Option<Packing>,
 }
 
-/// How a weight would be packed.
+/// The layout of a packed weight of this type.
 pub(crate) fn layout(weight: &WeightType) -> Result<Layout> {
     weight.bytes()?;
     let (rows, columns) = (weight.rows(), weight.columns());
@@ -67,7 +67,7 @@ pub(crate) fn layout(weight: &WeightType) -> Result<Layout> {
     Ok(Layout { rows, columns, row_bytes, scales, scale_bytes, bytes, packing })
 }
 
-/// What `prepack_query` answers.
+/// The answer of `prepack_query`.
 pub(crate) fn packed_layout(weight: &WeightDesc) -> Result<PackedLayout> {
     let name = match weight.weight_type.format {
         WeightFormat::Dense(dtype) => format!("rows16-{dtype}"),
@@ -76,7 +76,7 @@ pub(crate) fn packed_layout(weight: &WeightDesc) -> Result<PackedLayout> {
     Ok(PackedLayout { bytes: layout(&weight.weight_type)?.bytes, name, relocatable: true })
 }
 
-/// An element type or format in the kernels: `FORMAT` of `linear/weight.cuh`.
+/// The kernels' name of a weight format: `FORMAT` of `linear/weight.cuh`.
 pub(crate) fn format_name(format: WeightFormat) -> Result<String> {
     match (format, Packing::of(format)) {
         (WeightFormat::Dense(DType::F32), _) => Ok("FORMAT_F32".into()),
@@ -92,15 +92,15 @@ pub(crate) fn format_name(format: WeightFormat) -> Result<String> {
 pub(crate) struct CudaWeight {
     weight_type: WeightType,
     pub(crate) layout: Layout,
-    /// Whether it never changes again: only then may a kernel read it before its turn.
+    /// Whether it is never written again: only then may a kernel read it before the preceding kernel has finished.
     pub(crate) immutable: bool,
     buffer: Arc<CudaBuffer>,
-    /// Where it begins in the buffer.
+    /// The offset in the buffer.
     offset: usize,
 }
 
 impl CudaWeight {
-    /// Reads rows and brings them to the device, a slab at a time.
+    /// Reads, packs and uploads rows, a slab at a time.
     pub(crate) fn pack(
         context: &Arc<Context>,
         stream: &mut CudaStream,
@@ -165,12 +165,12 @@ impl CudaWeight {
         stream.copy(&source, destination)
     }
 
-    /// Where its elements, or integers, are.
+    /// The address of its elements or integers.
     pub(crate) fn address(&self) -> u64 {
         self.buffer.pointer + self.offset as u64
     }
 
-    /// Where its scales are.
+    /// The address of its scales.
     pub(crate) fn scales(&self) -> u64 {
         self.address() + self.layout.scales as u64
     }

@@ -1,14 +1,15 @@
-//! The linear layers of experts: which kernel runs a call, and how its work is divided.
+//! The linear layers of experts: selects the kernel of a call, and divides its work.
 //!
 //! | kernel | operands |
 //! |---|---|
-//! | `grouped_linear_dense` | activations and dense weights of one type, f16 or bf16, on tensor cores; few assignments an expert |
-//! | `grouped_linear_packed` | activations of f16 or bf16, packed integers, on tensor cores; few assignments an expert |
-//! | `grouped_linear_tiles` | those of either; many assignments an expert |
+//! | `grouped_linear_dense` | activations and dense weights of one type, f16 or bf16, on tensor cores; few assignments per expert |
+//! | `grouped_linear_packed` | activations of f16 or bf16, packed integers, on tensor cores; few assignments per expert |
+//! | `grouped_linear_tiles` | as either of the two above; many assignments per expert |
 //! | `grouped_linear_plain` | any |
 //!
-//! Work is divided into items: an expert and up to so many of its assignments. Kernels find them along the tables of `moe_group`, which
-//! a launch makes in scratch memory if the call does not bring them; or, where there are few assignments, each is an item.
+//! Work is divided into items: an expert with a bounded number of its assignments. Kernels find items through the tables of
+//! `moe_group`, which an additional launch computes in scratch memory if they are no operands of the call. With few assignments,
+//! each assignment is an item.
 
 use super::{GROUP_THREADS, MoeGroupParams, assignments, group_spec};
 use crate::{
@@ -42,65 +43,69 @@ kernel_struct! {
         x: MatrixParams = "Matrix<const X>",
         weight: WeightParams = "Weight",
         experts: MatrixParams = "Matrix<const int>",
-        /// Of the rows of the weight; may be null.
+        /// The bias of the weight's rows; may be null.
         bias: Pointer = "const BIAS*",
-        /// The weight and the bias of the half that the activated gate is multiplied by; absent without a gate.
+        /// The weight and the bias of the up projection; absent without a gate.
         other: WeightParams = "Weight",
         other_bias: Pointer = "const BIAS*",
-        /// The weights of slots whose products are summed; absent where they are not.
+        /// The weights of slots whose products are summed; absent otherwise.
         factors: MatrixParams = "Matrix<const float>",
-        /// The tables of `moe_group`; absent where each assignment is an item.
+        /// The tables of `moe_group`; absent if each assignment is an item.
         order: MatrixParams = "Matrix<const int>",
         starts: Pointer = "const int*",
         y: MatrixParams = "Matrix<Y>",
-        /// Of an expert.
+        /// Inputs and outputs of an expert.
         inputs: i64 = "i64",
         outputs: i64 = "i64",
-        /// Outputs, with those of its neighbours that are in the same units of packed rows.
+        /// Outputs, including those of neighbouring experts in the same units of packed rows.
         covered: i64 = "i64",
         /// Experts of the device, and the index of the first.
         count: i64 = "i64",
         first_expert: i64 = "i64",
-        /// The most items there may be.
+        /// The maximum number of items.
         items: i64 = "i64",
-        /// The largest gate and the largest magnitude of the other half; 0 for no limit.
+        /// The upper limit of the gate and of the magnitude of up; 0 for none.
         limit: f32 = "float",
-        /// Added to the other half.
+        /// Added to up.
         up_offset: f32 = "float",
     }
 }
 
 /// The generated header of the kernels' parameters.
 pub(super) fn params_header() -> (String, String) {
-    let text = header("Parameters of the linear layers of experts.", &[declaration::<GroupedLinearParams>()]);
+    let text = header(
+        "Parameters of the kernels for linear layers of experts.",
+        &[declaration::<GroupedLinearParams>()],
+    );
     ("experts/params.cuh".to_owned(), text)
 }
 
 /// Warps of a block on tensor cores, and outputs of its tiles.
 const WARPS: usize = 8;
 const TILE: usize = 16;
-/// Assignments of a tile of a product on tensor cores, and the most tiles of an item.
+/// Assignments of a tensor core tile, and the maximum number of tiles of an item.
 const TILE_ROWS: usize = 8;
 const MAX_TILES: usize = 2;
-/// Rows of weights of a tile for many assignments, the fewest and the most of those, and buffers of 64 inputs.
+/// For many assignments: weight rows of a tile, the minimum and maximum number of assignments, and buffers of 64 inputs.
 const LARGE_TILE: usize = 128;
 const LARGE_TILE_ROWS: [usize; 2] = [64, 128];
 const STAGES: usize = 3;
 /// Bytes of a row of a buffer.
 const STAGE_ROW: usize = 128;
-/// Warps of a block on plain arithmetic, and the most assignments of its items.
+/// Warps of a block on CUDA cores, and the maximum number of assignments of its items.
 const PLAIN_WARPS: usize = 4;
 const PLAIN_ROWS: usize = 4;
-/// The most steps of a ring, the fewest with which several blocks share an SM, and the most blocks that do.
+/// The maximum number of stages of a ring buffer, the minimum with which several blocks share an SM, and the maximum number of
+/// blocks that do.
 const MAX_STAGES: usize = 8;
 const FEW_STAGES: usize = 5;
 const MAX_BLOCKS: usize = 3;
-/// Steps of a warp for each tile that are worth the end of a tile.
+/// The minimum number of steps of a warp per tile that amortises the end of a tile.
 const STEPS: usize = 6;
-/// Bytes of shared memory that the driver takes of each block.
+/// Bytes of shared memory that the driver reserves per block.
 const RESERVED: usize = 1024;
 
-/// A call as its kernel is chosen.
+/// The properties of a call by which its kernel is chosen.
 struct Shape {
     rows: usize,
     slots: usize,
@@ -115,7 +120,7 @@ struct Shape {
     x_stride: usize,
 }
 
-/// How a call's work is divided.
+/// How the work of a call is divided among blocks.
 struct Division {
     entry: &'static str,
     unit: &'static str,
@@ -127,17 +132,17 @@ struct Division {
     kind: Kind,
 }
 
-/// How the warps of a block divide its work.
+/// The kind of kernel, by how the warps of a block divide its work.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Plain,
-    /// `split` warps share a tile, with rings of `stages` steps; so many blocks share an SM.
+    /// `split` warps share a tile, with ring buffers of `stages` steps; `blocks` blocks share an SM.
     Streamed {
         split: usize,
         stages: usize,
         blocks: usize,
     },
-    /// Activations and weights meet in shared memory.
+    /// Activations and weights are both staged in shared memory.
     Tiled,
 }
 
@@ -151,7 +156,7 @@ impl Division {
         }
     }
 
-    /// The grid, for so many items of tiles that cover so many outputs.
+    /// The grid for this many items, with tiles that cover this many outputs.
     fn grid(&self, items: usize, outputs: usize, device: &DeviceSpec) -> [usize; 3] {
         let tiles = outputs.div_ceil(self.outputs);
         match self.kind {
@@ -172,7 +177,7 @@ impl Division {
             ],
             Kind::Tiled => vec![("STAGES", STAGES.to_string())],
         };
-        // Kernels with dense weights do not read these.
+        // Placeholder: kernels with dense weights ignore these constants.
         let dense = Packing { bits: 8, group: 0, offset: Offset::Fixed(128), scale: DType::F32 };
         defines.extend(packing.unwrap_or(dense).defines());
         defines
@@ -184,11 +189,11 @@ impl Shape {
         Packing::of(self.format)
     }
 
-    /// Whether tensor cores multiply such activations and weights.
+    /// Whether a tensor core kernel supports these activations and weights.
     fn multiplies(&self, device: &DeviceSpec) -> bool {
         let half = matches!(self.x, DType::F16 | DType::BF16);
         let weight = match self.packing() {
-            // Words of 4 bits are 32 columns of one group.
+            // With 4 bits, a lane's 16 bytes are 32 columns, which must be of one group.
             Some(packing) => packing.bits == 8 || packing.group == 0 || packing.group >= 32,
             None => self.format == WeightFormat::Dense(self.x),
         };
@@ -201,7 +206,7 @@ impl Shape {
             && self.outputs.max(self.inputs) < 1 << 28
     }
 
-    /// Whether each assignment is an item: hardly two of them share an expert.
+    /// Whether each assignment is an item, because hardly two of them share an expert.
     fn is_direct(&self) -> bool {
         is_direct(self.rows, self.slots, self.count)
     }
@@ -211,7 +216,7 @@ impl Shape {
         self.packing().map_or(32, Packing::span)
     }
 
-    /// Outputs of an expert, with those of its neighbours that are in the same units of packed rows.
+    /// Outputs of an expert, including those of neighbouring experts in the same units of packed rows.
     fn covered_outputs(&self) -> usize {
         let whole = self.packing().is_none() || self.outputs.is_multiple_of(UNIT);
         if whole { self.outputs } else { self.outputs + UNIT - 1 }
@@ -220,7 +225,7 @@ impl Shape {
     fn division(&self, form: Form, device: &DeviceSpec) -> Division {
         let gated = form.gate().is_some();
         let all = self.rows * self.slots;
-        // Twice as many as an expert has on average, so that few experts have several items.
+        // Twice the average number of assignments per expert, so that few experts have several items.
         let wanted = if self.is_direct() { 1 } else { (2 * all).div_ceil(self.count).max(1) };
         if !self.multiplies(device) {
             let rows = wanted.next_power_of_two().min(PLAIN_ROWS);
@@ -240,7 +245,7 @@ impl Shape {
                 unit: "experts/tiles.cu",
                 rows: if wanted <= 2 * few { few } else { many },
                 threads: WARPS * 32,
-                // Half of a gated tile's rows are of the other weight.
+                // Half of the rows of a gated tile belong to the up projection.
                 outputs: if gated { LARGE_TILE / 2 } else { LARGE_TILE },
                 kind: Kind::Tiled,
             };
@@ -250,10 +255,10 @@ impl Shape {
             Some(_) => ("grouped_linear_packed", "experts/packed.cu"),
             None => ("grouped_linear_dense", "experts/dense.cu"),
         };
-        // Half of a gated tile's rows are of the other weight.
+        // Half of the rows of a gated tile belong to the up projection.
         let outputs = |split: usize| WARPS / split * if gated { TILE / 2 } else { TILE };
         let steps = self.inputs.div_ceil(self.step());
-        // A sum takes all slots for each tile.
+        // A summed tile is computed for all slots.
         let (items, turns) = match form {
             Form::Summed => (1, self.slots),
             _ => (self.items(tiles * TILE_ROWS), 1),
@@ -271,7 +276,7 @@ impl Shape {
         Division { entry, unit, rows: tiles * TILE_ROWS, threads: WARPS * 32, outputs: outputs(split), kind }
     }
 
-    /// The most items there may be of so many assignments each.
+    /// The maximum number of items with this many assignments each.
     fn items(&self, rows: usize) -> usize {
         let all = self.rows * self.slots;
         // Each expert has at most one item that is not full.
@@ -280,7 +285,7 @@ impl Shape {
 
     /// Bytes of a step of a ring.
     fn stage(&self) -> usize {
-        // 16 rows by 64 bytes, and the numbers of their groups.
+        // 16 rows by 64 bytes, plus the scales and offsets of their groups.
         let numbers = |packing: Packing| {
             let groups = match packing.group {
                 0 => 1,
@@ -291,12 +296,12 @@ impl Shape {
         TILE * 64 + self.packing().map_or(0, numbers)
     }
 
-    /// The most blocks that share an SM, for their registers: integers take more.
+    /// The maximum number of blocks per SM, limited by registers: integers need more.
     fn most_blocks(&self) -> usize {
         if self.packing().is_some() { MAX_BLOCKS - 1 } else { MAX_BLOCKS }
     }
 
-    /// Steps of a ring, and blocks that share an SM.
+    /// The stages of a ring buffer, and the number of blocks per SM.
     fn ring(&self, tiles: usize, device: &DeviceSpec) -> (usize, usize) {
         let stages = |blocks: usize| {
             let room = (device.shared_memory() / blocks).saturating_sub(RESERVED + sums(tiles));
@@ -308,7 +313,7 @@ impl Shape {
     }
 }
 
-/// Bytes of the sums of the warps of a block, of two tiles each.
+/// Bytes of the sums of the warps of a block, for two tiles each.
 fn sums(tiles: usize) -> usize {
     2 * WARPS * tiles * TILE_ROWS * (TILE + 1) * size_of::<f32>()
 }
@@ -322,8 +327,8 @@ pub(in crate::ops) fn grouped_linear(
     plan.ok_or_else(|| Error::internal("no kernel for a linear layer of experts"))
 }
 
-/// The activation of two linear layers of experts, the gate's and the other one, as one product: the operands of the call are those of
-/// `grouped_linear` for the gate, then the weight and the bias of the other. `None` if no kernel takes it.
+/// The gated activation of two linear layers of experts (gate and up) as one product: the operands of the call are those of
+/// `grouped_linear` for the gate, then the weight and the bias of the up projection. `None` if no kernel supports it.
 pub(super) fn gated_product(
     op: &GroupedLinear,
     gate: GatedActivation,
@@ -333,8 +338,8 @@ pub(super) fn gated_product(
     product(op, Form::Gated(gate), call, device)
 }
 
-/// The weighted sum of the products of one token's slots: the operands of the call are those of `grouped_linear`, two that are absent, and the
-/// weights. `None` if no kernel takes it.
+/// The weighted sum of the products of one token's slots: the operands of the call are those of `grouped_linear`, two absent
+/// ones, and the weights. `None` if no kernel supports it.
 pub(super) fn summed_product(
     op: &GroupedLinear,
     call: &CallDesc,
@@ -343,13 +348,13 @@ pub(super) fn summed_product(
     product(op, Form::Summed, call, device)
 }
 
-/// What a launch makes of its products.
+/// How a launch combines its products.
 #[derive(Clone, Copy)]
 enum Form {
     Plain,
-    /// Two of them become an activation.
+    /// Two products are combined by a gated activation.
     Gated(GatedActivation),
-    /// Those of the slots of one token become their weighted sum.
+    /// The products of one token's slots are added up, weighted.
     Summed,
 }
 
@@ -359,12 +364,12 @@ impl Form {
     }
 }
 
-/// The most slots of a sum: a lane each.
+/// The maximum number of slots of a sum: one lane each.
 const MAX_SUMMED: usize = 32;
 
-/// A product of so many tokens with so many slots each, by `count` experts: whether each assignment is an item.
+/// Whether each assignment is an item, for `rows` tokens with `slots` slots each and `count` experts.
 pub(super) fn is_direct(rows: usize, slots: usize, count: usize) -> bool {
-    // Of so few assignments hardly two have the same expert.
+    // With so few assignments, hardly two have the same expert.
     rows <= 1 || rows * slots * 8 <= count
 }
 
@@ -388,7 +393,7 @@ fn product(
     let takes = match form {
         Form::Plain => true,
         Form::Gated(_) => shape.multiplies(device),
-        // The rows of all slots are in units alike.
+        // The rows of all experts must be aligned to units in the same way.
         Form::Summed => {
             let whole = shape.covered_outputs() == outputs && per_slot | (slots == 1);
             shape.multiplies(device) && rows == 1 && slots <= MAX_SUMMED && whole
@@ -434,7 +439,7 @@ fn product(
         kernels,
         workspace: tables,
         persistent: 0,
-        // On tensor cores the order of a sum depends on the kernel, and that on the number of rows.
+        // On tensor cores, the order of a sum depends on the kernel, which depends on the number of rows.
         batch_invariant: division.kind == Kind::Plain,
         launches: Box::new(move |frame: &Frame, functions, _| {
             let (x, experts, y) = (frame.tensor(0)?, frame.tensor(2)?, frame.result(0)?);

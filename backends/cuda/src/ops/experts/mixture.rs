@@ -1,9 +1,9 @@
-//! The experts of a layer, from the logits of the router to the weighted sum, as one region of a few launches.
+//! The experts of a layer, from the router's logits to the weighted sum, as one region with a few launches.
 //!
-//! The body is `moe_route`, `moe_group`, `grouped_linear` of gate and other half, `gated_activation`, `grouped_linear` and
-//! `moe_combine`. Where tensor cores multiply, gate, other half and activation are one launch, and for one token so are the last product
-//! and the sum. `moe_group` is left out where each assignment is an item. What one launch leaves for the next is in scratch memory; what is
-//! inside a launch is not rounded.
+//! The body is `moe_route`, `moe_group`, `grouped_linear` for gate and up, `gated_activation`, `grouped_linear` and
+//! `moe_combine`. On tensor cores, gate, up and activation are one launch; for one token, so are the last product and the sum.
+//! `moe_group` is skipped if each assignment is an item. Values between launches are in scratch memory; values within a launch
+//! are not rounded.
 
 use super::{
     linear::{self, is_direct},
@@ -38,7 +38,7 @@ pub(in crate::ops) struct Layer {
     pub(in crate::ops) bias: Option<usize>,
 }
 
-/// The calls of a mixture from the router to the sum, with the numbers of the values that they read.
+/// The calls of a mixture from the router to the sum, with the value ids of their operands.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ops) struct Mixture {
     pub(in crate::ops) route: MoeRoute,
@@ -56,7 +56,7 @@ pub(in crate::ops) struct Mixture {
 }
 
 impl Mixture {
-    /// The mixture that is all of a region.
+    /// Reads a region that consists of a single mixture.
     fn of(region: &Region) -> Option<Self> {
         let mut reader = BodyReader::new(region);
         let mixture = Self::read(&mut reader)?;
@@ -126,7 +126,8 @@ impl Mixture {
         self.router.into_iter().chain([Some(self.x)]).chain(layers).flatten()
     }
 
-    /// Whether the activation reads the first two calls, the product after it the activation, and the sum that product.
+    /// Whether these calls form a chain: the activation reads gate and up, the next product the activation, and the sum that
+    /// product.
     fn is_chain([gate, up, activated, down, combined]: &[&Call; 5]) -> bool {
         value(activated, 0) == made(gate, 0)
             && value(activated, 1) == made(up, 0)
@@ -143,16 +144,16 @@ enum Place {
     Result,
 }
 
-/// A launch, or a few, with the places of its operands and results.
+/// One or several launches, with the places of their operands and results.
 struct Step {
     plan: KernelPlan,
-    /// The number of its kernels.
+    /// The number of kernels.
     kernels: usize,
     operands: Vec<Option<Place>>,
     results: Vec<Place>,
 }
 
-/// Tensors in scratch memory that launches leave for each other.
+/// Tensors in scratch memory that are passed between launches.
 #[derive(Default)]
 struct Scratch {
     tensors: Vec<(TensorDesc, usize)>,
@@ -197,7 +198,7 @@ fn inner(
     }
 }
 
-/// How the experts of a layer are run; `None` if the region is something else, or our own kernels for products are switched off.
+/// The plan for the experts of a layer; `None` if the region is something else, or custom GEMM kernels are disabled.
 pub(in crate::ops) fn region(
     region: &Region,
     call: &CallDesc,
@@ -276,7 +277,7 @@ pub(in crate::ops) fn region(
         let activating = inner((call, &scratch), body.activation, &halves, &[activated]);
         add(elementwise::gated_activation(&body.activation, &activating)?, halves, vec![activated]);
     }
-    // One token's slots are summed by the launch that multiplies them.
+    // For one token, the launch of the last product also adds up the slots.
     let mut operands = layer(activated, body.down);
     operands.extend([None, None, Some(weights)]);
     let summed = inner((call, &scratch), body.down.op, &operands, &[Place::Result]);
@@ -296,7 +297,8 @@ pub(in crate::ops) fn region(
     Ok(Some(plan_of(steps, scratch, [logits, body.x])))
 }
 
-/// The launches of all steps. The tensors whose rows are tokens are `rows` among the operands, the result, and those in scratch memory.
+/// The plan with the launches of all steps. `rows` are the operands whose rows are tokens; the rows of the result and of tensors
+/// in scratch memory are tokens, too.
 fn plan_of(mut steps: Vec<Step>, scratch: Scratch, rows: [usize; 2]) -> KernelPlan {
     let batch_invariant = steps.iter().all(|step| step.plan.batch_invariant);
     let kernels = steps.iter_mut().flat_map(|step| std::mem::take(&mut step.plan.kernels)).collect();
@@ -306,7 +308,8 @@ fn plan_of(mut steps: Vec<Step>, scratch: Scratch, rows: [usize; 2]) -> KernelPl
         persistent: 0,
         batch_invariant,
         launches: Box::new(move |frame, functions, context| {
-            // Any row count may bound the step. Each is that of some tensor in scratch memory, and the last launch reads those of all.
+            // Any of the row counts may bound the step, so they are distributed over the tensors in scratch memory, and the last
+            // launch reads all of them.
             let extents =
                 [frame.tensor(rows[0])?.extent, frame.tensor(rows[1])?.extent, frame.result(0)?.extent];
             let bound = |(index, (desc, offset)): (usize, &(TensorDesc, usize))| Bound {

@@ -1,4 +1,4 @@
-//! The router: which experts each token has, and their weights.
+//! The router: selects the experts of each token, and their weights.
 
 use crate::{
     driver::{
@@ -18,11 +18,11 @@ use dsrun_core::{
     op::{GroupScore, MoeRoute, RouterNorm},
 };
 
-/// The most experts that a router chooses among: their logits and keys are in the shared memory of a block.
+/// The maximum number of experts of a router: their logits and keys are in the shared memory of a block.
 const MAX_EXPERTS: usize = 2048;
-/// Experts of a thread of a warp that owns a token; of more, several warps do.
+/// Experts per thread if one warp owns a token; with more experts, several warps do.
 const EXPERTS_EACH: usize = 16;
-/// Threads of a block of `moe_route` whose tokens have a warp each.
+/// Threads of a block of `moe_route` if each token has one warp.
 const ROUTE_THREADS: usize = 128;
 
 kernel_struct! {
@@ -41,7 +41,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// What a router adds to the logits, and to scores when it chooses, and the factors of the weights, for each expert; may be null.
+    /// Per expert: the bias added to logits, the selection bias added to scores, and the factors of the weights; may be null.
     pub(in crate::ops) struct RouterVectors {
         pub(in crate::ops) bias: Pointer = "const float*",
         pub(in crate::ops) selection_bias: Pointer = "const float*",
@@ -55,7 +55,7 @@ kernel_struct! {
         extent: ExtentParams = "Extent",
         logits: MatrixParams = "Matrix<const X>",
         vectors: RouterVectors = "RouterVectors",
-        /// Experts that are chosen in advance; absent if the router chooses.
+        /// Experts that were chosen in advance; absent if the router chooses.
         ids: MatrixParams = "Matrix<const int>",
         experts: MatrixParams = "Matrix<int>",
         weights: MatrixParams = "Matrix<float>",
@@ -70,7 +70,7 @@ pub(super) fn params_headers() -> [(String, String); 2] {
     [rule, params_header("experts/route", &[declaration::<MoeRouteParams>()])]
 }
 
-/// What a kernel with a router is built with, and told: `experts/choose.cuh`.
+/// The configuration of a kernel with a router: `experts/choose.cuh`.
 pub(in crate::ops) struct RouterKernel {
     /// The constants of the kernel.
     pub(in crate::ops) constants: Vec<(&'static str, String)>,
@@ -82,8 +82,8 @@ pub(in crate::ops) struct RouterKernel {
 }
 
 impl RouterKernel {
-    /// The router of a call with so many experts; whether it has a selection bias, and experts chosen in advance. `None` if there are
-    /// too many experts.
+    /// The configuration for a number of experts; the flags say whether there is a selection bias, and whether experts are given.
+    /// `None` if there are too many experts.
     pub(in crate::ops) fn new(
         op: &MoeRoute,
         experts: usize,
@@ -123,7 +123,7 @@ impl RouterKernel {
         (experts <= MAX_EXPERTS).then_some(Self { constants, rule, words, team })
     }
 
-    /// Whether one warp has a token.
+    /// Whether one warp owns a token.
     pub(in crate::ops) fn is_one_warp(&self) -> bool {
         self.team == 32
     }

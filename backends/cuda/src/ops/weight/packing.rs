@@ -1,19 +1,19 @@
-//! How integers of quantised weights lie on the device: one layout for every kernel that reads them.
+//! The layout of integers of quantised weights on the device, which all kernels share.
 //!
-//! Rows are taken 8 at a time, a unit. In a unit 16 bytes of row 0, the same of rows 1 to 7, then the next 16 bytes, and so on: a
-//! line of 128 bytes is 8 rows by 16 bytes, which is what the tensor cores of Hopper read from shared memory without
-//! rearranging, and what a warp copies without gaps. Four lines are a step of the kernels for few rows: 64 integers of 8 bits,
-//! or 128 of 4 bits, of each row. Rows are padded to whole units, columns to whole steps.
+//! 8 rows form a unit. A unit stores 16 bytes of row 0, then the same columns of rows 1 to 7, then the next 16 bytes of each row,
+//! and so on. So a line of 128 bytes is 8 rows by 16 bytes: wgmma reads it from shared memory without rearrangement, and a warp
+//! copies it contiguously. Four lines are a step of the kernels for few rows: 64 integers of 8 bits, or 128 of 4 bits, of each
+//! row. Rows are padded to whole units, columns to whole steps.
 //!
-//! Which columns the four pieces of 16 bytes of a step hold depends on what a lane of `mma.m16n8k16` needs:
+//! The columns in the four 16-byte pieces of a step depend on what a lane of `mma.m16n8k16` needs:
 //!
-//! - one scale for a row, 8 bits: as they come, 16 each;
+//! - one scale per row, 8 bits: in order, 16 each;
 //! - groups, 8 bits: word `j` of piece `p` holds columns `16 j + 4 p` to `+ 3`, so that four lanes share a group of 16;
 //! - 4 bits: word `w` of piece `p` holds columns `32 w + 8 p` to `+ 7`, the even ones in its low half, the odd ones in the high:
-//!   column `2 i` is nibble `i`, column `2 i + 1` nibble `i + 4`. A shift and a mask then leave two neighbours.
+//!   column `2 i` is nibble `i`, column `2 i + 1` nibble `i + 4`. A shift and a mask then extract two neighbours.
 //!
-//! Integers of 8 bits are signed. The numbers of groups follow in the same units: for each group, for each of the 8 rows, the
-//! scale and, if there is one, the zero point or the minimum. Groups are padded to whole pieces of two steps.
+//! 8-bit integers are signed. The scales and offsets of groups follow in the same units: for each group, for each of the 8
+//! rows, the scale and, if there is one, the zero point or the minimum. Groups are padded to whole k tiles of two steps.
 
 use dsrun_core::{
     Affine, BlockFormat, DType, Error, GroupBits, GroupOffset, Result, WeightFormat, WeightType,
@@ -23,14 +23,14 @@ use rayon::prelude::*;
 /// Rows of a unit.
 pub(crate) const UNIT: usize = 8;
 
-/// What integers are counted from.
+/// The zero point of integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Offset {
-    /// From this integer, everywhere.
+    /// The same integer everywhere.
     Fixed(u8),
-    /// From an integer of the group.
+    /// An integer zero point per group.
     ZeroPoint,
-    /// From a number of the group.
+    /// A minimum per group, as a real number.
     Minimum,
 }
 
@@ -39,7 +39,7 @@ pub(crate) enum Offset {
 pub(crate) struct Packing {
     /// Bits of an integer, 4 or 8.
     pub(crate) bits: usize,
-    /// Columns that share a scale; 0 for all of a row.
+    /// Columns that share a scale; 0 for a whole row.
     pub(crate) group: usize,
     pub(crate) offset: Offset,
     /// Element type of scales and minima.
@@ -47,10 +47,10 @@ pub(crate) struct Packing {
 }
 
 impl Packing {
-    /// The packing of a format; none for dense weights.
+    /// The packing of a format; `None` for dense weights.
     pub(crate) fn of(format: WeightFormat) -> Option<Self> {
         let blocks = |bits, offset| Self { bits, group: 32, offset, scale: DType::F16 };
-        // Scales of blocks of 256 are products of two, which f32 holds exactly.
+        // Scales of blocks of 256 are products of two scales, which f32 represents exactly.
         let large = |bits, group, offset| Self { bits, group, offset, scale: DType::F32 };
         Some(match format {
             WeightFormat::Group(format) => {
@@ -86,7 +86,7 @@ impl Packing {
         512 / self.bits
     }
 
-    /// Numbers of a group of a row.
+    /// Values stored per group of a row: the scale, and the offset if there is one.
     const fn numbers(self) -> usize {
         match self.offset {
             Offset::Fixed(_) => 1,
@@ -94,17 +94,17 @@ impl Packing {
         }
     }
 
-    /// Bytes of the numbers of a group of 8 rows.
+    /// Bytes of the scales and offsets of a group of 8 rows.
     pub(crate) const fn line(self) -> usize {
         UNIT * self.numbers() * self.scale.bytes()
     }
 
-    /// Bytes of the integers of a unit; none if they overflow.
+    /// Bytes of the integers of a unit; `None` on overflow.
     pub(super) fn unit_bytes(self, columns: usize) -> Option<usize> {
         (columns.checked_next_multiple_of(self.span())? / 8).checked_mul(self.bits * UNIT)
     }
 
-    /// Bytes of the numbers of a unit; none if they overflow.
+    /// Bytes of the scales and offsets of a unit; `None` on overflow.
     pub(super) fn number_bytes(self, columns: usize) -> Option<usize> {
         let groups = match self.group {
             0 => 1,
@@ -113,7 +113,7 @@ impl Packing {
         groups.checked_mul(self.line())
     }
 
-    /// Whether it is what `linear_w8a8` takes.
+    /// Whether `linear_w8a8` supports it.
     pub(crate) fn is_channelwise_int8(self) -> bool {
         self.bits == 8 && self.group == 0 && self.offset == Offset::Fixed(128)
     }
@@ -154,7 +154,7 @@ impl Packing {
         ]
     }
 
-    /// Packs rows, the first of which begins a unit, on all cores: integers and numbers are appended.
+    /// Packs rows, the first of which begins a unit, on all cores. Appends the integers, and the scales and offsets.
     pub(super) fn pack(
         self,
         weight: &WeightType,
@@ -196,7 +196,7 @@ impl Packing {
         )
     }
 
-    /// Puts the integers of row `index` of a unit where they belong.
+    /// Writes the integers of row `index` of a unit to their positions.
     fn place(self, stored: &[u8], index: usize, unit: &mut [u8]) {
         let piece = |step: usize, piece: usize| (step * 4 + piece) * 128 + index * 16;
         for (step, columns) in stored.chunks(self.span()).enumerate() {
@@ -226,11 +226,11 @@ impl Packing {
         }
     }
 
-    /// Writes the numbers of a group of a row.
+    /// Writes the scale and offset of a group of a row.
     fn write(self, affine: &Affine, to: &mut [u8]) {
         let second = match self.offset {
             Offset::Fixed(_) => None,
-            // Integers of 8 bits are 128 less than they were.
+            // 8-bit integers were made signed by subtracting 128.
             Offset::ZeroPoint => Some(affine.zero - if self.bits == 8 { 128.0 } else { 0.0 }),
             Offset::Minimum => Some(affine.minimum),
         };
