@@ -1,13 +1,13 @@
 /*
- * Structs that kernels of several families take.
+ * Parameter structs of several kernel families.
  *
  * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
  */
-/* How many rows of a dimension are real. The kernels' `struct Extent` derives from it. */
+/* The number of valid rows of a dimension. The kernels' `struct Extent` derives from it. */
 struct ExtentParams {
     /* Addresses of row counts in device memory, without gaps; null after the last. */
     const int* counts[8];
-    /* The most rows there may be. */
+    /* The maximum number of rows. */
     i64 rows;
 };
 static_assert(sizeof(ExtentParams) == 72, "ExtentParams as in Rust");

@@ -8,10 +8,10 @@ use crate::driver::library::Library;
 
 /// The oldest GPUs that are supported: compute capability 7.5.
 pub(crate) const OLDEST_CAPABILITY: u32 = 75;
-/// The environment variable that leaves products of few rows to cuBLASLt, to compare.
+/// The environment variable that disables custom GEMM kernels in favour of cuBLASLt, for comparison.
 const NO_CUSTOM_GEMM: &str = "DSRUN_CUDA_NO_CUSTOM_GEMM";
 
-/// A GPU as kernels are planned for it.
+/// The properties of a GPU that kernels are planned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
     /// Compute capability, major times ten plus minor.
@@ -20,14 +20,14 @@ pub struct DeviceSpec {
     pub sm_count: usize,
     /// Whether cuBLASLt is there.
     pub blas: bool,
-    /// Whether our own kernels multiply by dense weights where they are faster; if not, cuBLASLt does what it can.
+    /// Whether custom GEMM kernels are used for dense weights where they are faster than cuBLASLt.
     pub custom_gemm: bool,
-    /// Whether kernels of other ranks, which may wait for this one's, run on the GPU as well.
+    /// Whether other ranks share the GPU, whose kernels may wait for kernels of this rank.
     pub shared: bool,
 }
 
 impl DeviceSpec {
-    /// A GPU of this compute capability, with the libraries that this machine has.
+    /// A GPU of this compute capability, with the libraries found on this machine.
     pub(crate) fn new(capability: u32, sm_count: usize) -> Self {
         let custom_gemm = std::env::var_os(NO_CUSTOM_GEMM).is_none();
         Self { capability, sm_count, blas: Library::CublasLt.is_present(), custom_gemm, shared: false }
@@ -35,7 +35,7 @@ impl DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// The most bytes of shared memory that a block may have.
+    /// The maximum shared memory of a block, in bytes.
     pub(crate) fn shared_memory(&self) -> usize {
         match self.capability {
             80 | 87 => 162 << 10,
@@ -45,7 +45,7 @@ impl DeviceSpec {
     }
 }
 
-/// A compute capability as people write it.
+/// A compute capability in its usual notation, such as `9.0`.
 pub(crate) fn written(capability: u32) -> String {
     format!("{}.{}", capability / 10, capability % 10)
 }

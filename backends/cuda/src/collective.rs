@@ -1,12 +1,12 @@
-//! Groups of ranks on GPUs: how they are joined, and which of two ways their collectives take.
+//! Groups of ranks on GPUs: how ranks join a group, and which of two transports its collectives use.
 //!
-//! | way | ranks |
+//! | transport | ranks |
 //! |---|---|
-//! | [peer exchange](mailbox): our kernels write into each other's memory | of one process, on GPUs that reach each other, or on the same GPU |
+//! | [peer exchange](mailbox): kernels write to the memory of other ranks | in one process, on GPUs with peer access to each other, or on the same GPU |
 //! | NCCL | on different GPUs, in one process or in several |
 //!
-//! A group has one of them or both; then [`crate::arch::crossover`] chooses by size. Ranks find each other by the transport of the host,
-//! which names those that are missing, and tells all why a group ended.
+//! A group has one of them or both; with both, [`crate::arch::crossover`] chooses by size. Ranks find each other through the host
+//! transport, which reports missing ranks and tells all ranks why a group ended.
 
 mod comm;
 mod facts;
@@ -35,7 +35,8 @@ pub(crate) use mailbox::{BLOCKS, CREDITS, DEPTH, Exchange, MAX_RANKS, THREADS};
 use members::Members;
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-/// The environment variable that names the only way that collectives may take: `peer`, `peer-apart` or `nccl`. To compare, and to test.
+/// The environment variable that restricts collectives to one transport: `peer`, `peer-apart` or `nccl`. For comparison and
+/// tests.
 const WAY: &str = "DSRUN_CUDA_COLLECTIVES";
 
 /// The collectives of a device.
@@ -61,7 +62,7 @@ impl Collective for CudaCollective {
                 Ok(Arc::new(CudaComm::new(host, self.context.clone(), exchange, nccl, apart)))
             }
             Err(error) => {
-                // The other ranks wait for this one otherwise.
+                // Otherwise the other ranks would wait for this one.
                 host.abort(error.message());
                 Members::forget(id);
                 Err(error)
@@ -71,7 +72,7 @@ impl Collective for CudaCollective {
 }
 
 impl CudaCollective {
-    /// Makes the ways that the group has.
+    /// Connects the transports that the group can use.
     fn connect(
         &self,
         host: &HostComm,
@@ -85,7 +86,7 @@ impl CudaCollective {
         let exchange = match only {
             Some(Way::Nccl) => None,
             _ if facts::one_process(&all) && all.len() <= MAX_RANKS => {
-                // A rank that reaches all others need not be reached by them: all have to agree.
+                // Peer access need not be symmetric, so all ranks have to agree on the transport.
                 let (exchange, lacks) = match self.exchange(host, id)? {
                     (_, Some(error)) => (None, Some(error)),
                     (exchange, None) => (Some(exchange), None),
@@ -101,7 +102,7 @@ impl CudaCollective {
         let reason = || facts::why_not_peers(only, &all, MAX_RANKS);
         let nccl = match (only, facts::shared_device(&all)) {
             (Some(Way::Peer | Way::PeerApart), _) => None,
-            // NCCL takes no group of one rank, which exchanges nothing, unless it is asked to.
+            // A group of one rank exchanges nothing, so NCCL is not used for it unless requested.
             (None, _) if all.len() == 1 => None,
             (_, Some([first, second])) if exchange.is_none() => {
                 let message = format!(
@@ -126,7 +127,7 @@ impl CudaCollective {
                     let error = library.err().map(|error| error.to_string()).unwrap_or_default();
                     tracing::warn!(
                         error,
-                        "no NCCL: large collectives take the way of small ones, and are slower"
+                        "NCCL is missing: large collectives use peer exchange, which is slower for them"
                     );
                     None
                 }
@@ -141,18 +142,19 @@ impl CudaCollective {
         Ok((exchange, nccl))
     }
 
-    /// The memory that ranks of this process exchange data in, and why this rank cannot use it.
+    /// The mailboxes of the ranks of this process, and the reason if this rank cannot use them.
     fn exchange(&self, host: &HostComm, id: &GroupId) -> Result<(Exchange, Option<Error>)> {
         let (rank, ranks) = (host.rank(), host.ranks());
         let members = Members::of_group(id, ranks);
         members.add(rank, Arc::new(Mailbox::new(&self.context, ranks)?));
-        // All have added theirs.
+        // All ranks have added their mailboxes.
         host.barrier()?;
         let mailboxes = members.mailboxes()?;
         let reached = mailboxes.iter().try_for_each(|mailbox| self.context.reach(mailbox.context()));
         let exchange = Exchange::new(rank, mailboxes, members);
         let written = reached.and_then(|()| exchange.write_probes(&self.context));
-        // All have written what they can; then all have taken the mailboxes, and the group need not be found any more.
+        // First barrier: all ranks have written their probes. Second barrier: all ranks hold the mailboxes, so the group can be
+        // removed from the registry.
         host.barrier()?;
         let lacks = written.and_then(|()| exchange.check_probes(&self.context)).err();
         host.barrier()?;
@@ -168,13 +170,13 @@ impl CudaCollective {
         host.broadcast(&mut id.0, 0)?;
         self.context.enter()?;
         let comm = Arc::new(NcclComm::join(nccl, id, host.rank(), host.ranks(), timeout)?);
-        // Names the ranks that did not get so far.
+        // This barrier reports the ranks that failed before it.
         host.barrier()?;
         self.try_out(&comm, host.ranks(), timeout)?;
         Ok(comm)
     }
 
-    /// Sums ones: what does not work fails here, and not when weights are loaded.
+    /// Runs a test all-reduce, so that a broken connection fails here and not after weights were loaded.
     fn try_out(&self, comm: &Arc<NcclComm>, ranks: usize, timeout: Duration) -> Result<()> {
         let memory = CudaBuffer::new(self.context.clone(), size_of::<u32>(), MemoryKind::Device)?;
         self.context.write_bytes(memory.pointer, &1u32.to_le_bytes())?;
@@ -185,7 +187,7 @@ impl CudaCollective {
         sum.enqueue(stream.raw)?;
         let summed = stream.wait_idle("a first sum by NCCL", timeout);
         let checked = summed.and_then(|()| comm.status());
-        // Its kernels must not outlast the memory.
+        // NCCL's kernels must have ended before the memory is freed.
         checked.inspect_err(|_| comm.abort())?;
         let mut found = [0; size_of::<u32>()];
         self.context.read_bytes(place, &mut found)?;

@@ -1,4 +1,4 @@
-//! The backend, its devices, and handles on them.
+//! The backend, its devices, and device handles.
 
 use crate::{
     arch::{DeviceSpec, OLDEST_CAPABILITY, written},
@@ -32,8 +32,7 @@ use std::{ffi::CStr, sync::Arc};
 
 /// The oldest driver: 12.0.
 const OLDEST_DRIVER: i32 = 12_000;
-/// The environment variable that names the compute capability of an older device, as whose kernels are chosen and built: to test
-/// what those run.
+/// The environment variable that overrides the compute capability with an older one, to test the kernels of older devices.
 const CAPABILITY: &str = "DSRUN_CUDA_CAPABILITY";
 
 /// The CUDA backend.
@@ -43,7 +42,7 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// The backend. Needs nothing: what is missing shows when devices are asked for.
+    /// Makes the backend. Always succeeds: missing libraries are reported when devices are listed or opened.
     pub fn new() -> Self {
         let info = BackendInfo {
             name: "cuda".into(),
@@ -93,7 +92,7 @@ impl Backend for CudaBackend {
     }
 }
 
-/// Finds the driver, and says how many devices there are.
+/// Initialises the driver, and returns the number of devices.
 fn initialise() -> Result<usize> {
     Library::Driver.require()?;
     let (mut version, mut count) = (0, 0);
@@ -145,7 +144,7 @@ fn attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u32> {
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-/// Reads the compute capability that a device of another is to be taken for.
+/// Parses the overriding compute capability for a device whose own is `own`.
 fn older(text: &str, own: u32) -> Result<u32> {
     let number = |text: &str| text.parse::<u32>().ok();
     let read = text.split_once('.').and_then(|(major, minor)| Some((number(major)?, number(minor)?)));

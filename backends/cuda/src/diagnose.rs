@@ -1,4 +1,4 @@
-//! What the backend finds of CUDA on a machine, for people.
+//! Diagnostics: which parts of CUDA the backend finds on a machine.
 
 use crate::driver::{
     compiler::{Cache, nvrtc_version},
@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use dsrun_core::device::Finding;
 use std::fs;
 
-/// Every library that is used, and the folder of kernels.
+/// A finding for each library that is used, and for the kernel cache.
 pub(crate) fn findings() -> Vec<Finding> {
     vec![
         library(Library::Driver, "driver", || {
@@ -40,7 +40,7 @@ fn library(library: Library, subject: &str, version: impl Fn() -> String) -> Fin
     Finding { subject: subject.to_owned(), present, detail }
 }
 
-/// It is for several GPUs only, and nothing is opened from it before.
+/// NCCL is needed for several GPUs only, and is not loaded otherwise.
 fn nccl() -> Finding {
     let subject = "NCCL".to_owned();
     let library = match open_by_name(LIBRARY) {
@@ -72,7 +72,7 @@ fn kernels(cache: &Cache) -> Finding {
     Finding { subject, present: true, detail }
 }
 
-/// The file that a library of this name was loaded from, as the system maps it.
+/// The file that a library of this name was loaded from, from the process's memory map.
 fn origin(name: &str) -> String {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let mut paths = maps.lines().filter_map(|line| line.find('/').map(|start| &line[start..]));

@@ -1,4 +1,4 @@
-//! Query, prepack, plan and bind: the kernel traits of core.
+//! Implements core's kernel traits: query, prepack, plan and bind.
 
 use crate::{
     arch::DeviceSpec,
@@ -43,7 +43,7 @@ pub(crate) struct CudaKernels {
 }
 
 impl CudaKernels {
-    /// The device as it is used now.
+    /// The device's current properties.
     fn device(&self) -> DeviceSpec {
         DeviceSpec { shared: self.context.is_shared(), ..self.device }
     }
@@ -128,7 +128,7 @@ impl Plan for CudaPlan {
 struct CudaCall {
     /// Keeps buffers and weights alive.
     _frame: Frame,
-    /// Keeps what launches share alive, such as descriptions of products.
+    /// Keeps data alive that launches share, such as cuBLASLt descriptors.
     plan: Arc<CudaPlan>,
     launches: Launches,
 }

@@ -2,29 +2,30 @@
 //!
 //! # How it is built
 //!
-//! - Nothing of CUDA is linked. Driver, NVRTC, cuBLASLt and NCCL are opened when they are first needed; without them the backend
-//!   is there and says what it misses.
-//! - Kernels are CUDA C++ in `kernels/`, one folder per family, embedded as text and compiled by NVRTC for the device at
-//!   hand. What differs from call to call (element types, head sizes) is a `-D` constant. Binaries are kept on disk.
-//! - A call becomes a `KernelPlan` (in `ops`): which kernels it needs, how much scratch memory, and how bound tensors
-//!   turn into launches. A bound call is a list of launches with all parameters filled in.
-//! - What is launched is what the program says: a fused kernel is the plan of a region, and nothing is fused behind the
-//!   program's back. See `ops::region` for the bodies that have kernels.
-//! - Rows past an extent are skipped by the kernels themselves, which read the extent from device memory: nothing of a call
-//!   depends on the host after it is bound, so any sequence of calls can be captured and replayed as a graph.
-//! - Indices from device memory (ids, slots, pages, requests, rows) are checked at every use and act as their op documents.
+//! - No CUDA library is linked. Driver, NVRTC, cuBLASLt and NCCL are loaded when they are first needed; without them the backend
+//!   exists and reports what is missing.
+//! - Kernels are CUDA C++ in `kernels/`, one folder per family, embedded as text and compiled by NVRTC for the device.
+//!   What differs between calls (element types, head sizes) is a `-D` constant. Binaries are cached on disk.
+//! - A call becomes a `KernelPlan` (in `ops`): its kernels, its scratch memory, and a function that makes its
+//!   launches from bound tensors. A bound call is a list of launches with all parameters filled in.
+//! - A fused kernel is always the plan of a region of the program; there is no hidden fusion. `ops::region` lists the
+//!   bodies that have kernels.
+//! - Kernels read extents from device memory and skip rows past them: a bound call does not depend on the host, so any
+//!   sequence of calls can be captured and replayed as a graph.
+//! - Indices from device memory (ids, slots, pages, requests, rows) are bounds-checked at every use, with the effect that their
+//!   op documents.
 //!
 //! # Rooms, in the order in which they may use each other
 //!
 //! | room | holds |
 //! |---|---|
 //! | `driver` | context, streams, memory, graphs, faults, NCCL, the kernel compiler and its cache |
-//! | `arch` | what a GPU has that kernels are chosen and sized by |
-//! | `collective` | groups of ranks, and the memory that they exchange data in |
+//! | `arch` | GPU properties by which kernels are chosen and sized |
+//! | `collective` | groups of ranks, and the memory through which they exchange data |
 //! | `ops` | from a call to its launches, one file or folder per op family |
 //! | `kernels` | the traits of core: query, prepack, plan, bind |
-//! | `device`, `offline_device`, `properties` | a device that is here, and one for which kernels are only built |
-//! | `diagnose` | what of CUDA is on this machine, for people |
+//! | `device`, `offline_device`, `properties` | a real device, and one for which kernels are only compiled |
+//! | `diagnose` | diagnostics: the CUDA libraries of this machine |
 
 mod arch;
 mod collective;

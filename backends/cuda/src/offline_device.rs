@@ -1,4 +1,4 @@
-//! A device that is not here: its kernels are chosen and built, and nothing runs.
+//! An offline device: kernels are selected and compiled for a GPU that is not present.
 
 use crate::{
     arch::{DeviceSpec, known_gpus::KnownGpu},
@@ -24,13 +24,13 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
-/// A device that is not here.
+/// An offline device.
 #[derive(Debug)]
 pub(crate) struct OfflineDevice {
     properties: DeviceProperties,
     device: DeviceSpec,
     compiler: Compiler,
-    /// What was built, or why it was not. Who wants another kernel does not wait for one that is being built.
+    /// The result of compiling each kernel. Threads that need other kernels do not wait for one that is being compiled.
     built: Mutex<HashMap<KernelSpec, Arc<OnceLock<Result<()>>>>>,
 }
 
@@ -38,7 +38,7 @@ impl OfflineDevice {
     /// A GPU by a name of [`KnownGpu::named`].
     ///
     /// # Errors
-    /// If the name says too little, or NVRTC is missing or too old.
+    /// If the name is incomplete, or NVRTC is missing or too old.
     pub(crate) fn open(name: &str, cache: Cache) -> Result<Self> {
         let gpu = KnownGpu::named(name)?;
         Library::Nvrtc.require()?;
@@ -58,8 +58,10 @@ impl OfflineDevice {
     }
 
     fn absent(&self) -> Error {
-        let message =
-            format!("{} is not here: its kernels can be built, and nothing can run", self.properties.name);
+        let message = format!(
+            "{} is not present: its kernels can be compiled, but nothing can run",
+            self.properties.name
+        );
         Error::new(Code::Unavailable, message)
     }
 }
@@ -115,7 +117,7 @@ impl Kernels for OfflineDevice {
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         let plan = ops::plan(call, &self.device)?;
-        // Every step copies its inputs with this kernel, which no plan names.
+        // Every step copies its inputs with this kernel, which belongs to no plan.
         self.build(&copy_kernel())?;
         plan.kernels.iter().try_for_each(|spec| self.build(spec))?;
         Ok(Arc::new(OfflinePlan { workspace: plan.workspace, absent: self.absent() }))
@@ -128,7 +130,7 @@ impl Graphs for OfflineDevice {
     }
 }
 
-/// A plan for a device that is not here.
+/// A plan for an offline device.
 #[derive(Debug)]
 struct OfflinePlan {
     workspace: usize,

@@ -1,7 +1,7 @@
-//! From a call to its launches: one file or folder per op family, as in [`dsrun_core::op`].
+//! Plans calls as kernel launches: one file or folder per op family, as in [`dsrun_core::op`].
 //!
-//! A plan is made from a description alone, without a device, so that every kernel a program needs can be named, and
-//! compiled, anywhere.
+//! A plan is made from a description only, without a device, so the kernels of a program can be listed and compiled
+//! on any machine.
 
 mod attention;
 mod body;
@@ -38,7 +38,7 @@ pub(crate) use kernel_plan::KernelPlan;
 use kernel_plan::only;
 use operands::{operand, result, type_name, type_of, type_or_f32, weight_type};
 
-/// How a valid call is run, or an error that says why it is not.
+/// The plan of a valid call, or an error that says why there is none.
 pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     check_sizes(call)?;
     match &call.op {
@@ -91,7 +91,8 @@ pub fn kernel_specs(call: &ValidCall, device: &DeviceSpec) -> Result<Vec<KernelS
     Ok(plan(call, device)?.kernels)
 }
 
-/// The kernels of peer exchange for every type. No call names them without a group, which takes a GPU.
+/// The kernels of peer exchange for every type. They are listed separately, because a call needs a group, and thus a GPU, to name
+/// them.
 ///
 /// # Errors
 /// If a type has no kernel.
@@ -115,7 +116,7 @@ pub fn generated_headers() -> Vec<(String, String)> {
     .concat()
 }
 
-/// Kernels count in signed 32 bits per dimension and 64 bits in all; grids have at most 2^31 blocks.
+/// Kernels use signed 32-bit indices per dimension and 64-bit offsets; grids have at most 2^31 blocks.
 fn check_sizes(call: &CallDesc) -> Result<()> {
     let check =
         |tensor: &TensorDesc, name: &str| match tensor.shape.iter().find(|size| **size > i32::MAX as usize) {

@@ -1,4 +1,4 @@
-//! What the backend says of a GPU to core, whether it is here or not.
+//! The device properties that the backend reports to core, for real and offline devices.
 
 use crate::driver::memory::ALIGNMENT;
 use dsrun_core::{
@@ -7,7 +7,7 @@ use dsrun_core::{
     op::Profile,
 };
 
-/// Bytes of a device's memory left to the driver and to compiled kernels.
+/// Bytes of a device's memory reserved for the driver and for loaded kernels.
 const RESERVE: u64 = 256 << 20;
 
 /// The properties of a GPU with this name and memory.

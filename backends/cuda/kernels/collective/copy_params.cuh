@@ -8,29 +8,29 @@ struct SpreadParams {
     Extent extent;
     Matrix<const X> x;
     Matrix<X> y;
-    /* Elements from the part of `x` that goes to a rank to the next part. */
+    /* Elements of `x` from one rank's part to the next. */
     i64 x_part;
-    /* Elements from the part of `y` that comes from a rank to the next part. */
+    /* Elements of `y` from one rank's part to the next. */
     i64 y_part;
     i64 columns;
-    /* Where this rank's packets begin at each rank. */
+    /* The address of this rank's packets in each rank's mailbox. */
     void* to[8];
-    /* Where the packets of all ranks begin here. */
+    /* The address of the packets of all ranks in this rank's mailbox. */
     const void* from;
-    /* The rounds so far, by block. */
+    /* The round counter of each block. */
     u32* rounds;
     void* state;
     /* Whether a wait of the rank has failed. */
     u32* failed;
-    /* The longest wait in nanoseconds. */
+    /* The timeout of waits in nanoseconds. */
     u64 patience;
     int rank;
     int ranks;
-    /* Packets of a thread in a round for each rank, at most `DEPTH`. */
+    /* Packets per thread, round and rank, at most `DEPTH`. */
     int depths;
-    /* The only rank whose data counts, or -1. */
+    /* The only rank whose data is used, or -1. */
     int root;
-    /* Whether there is a round without data. */
+    /* Whether to run one round without data. */
     int barrier;
     int unused;
 };
@@ -59,19 +59,19 @@ struct MessageParams {
     Extent extent;
     Matrix<X> x;
     i64 columns;
-    /* Where the packets are, at the receiver. */
+    /* The address of the packets in the receiver's mailbox. */
     void* packets;
-    /* The rounds that the receiver has taken, by thread, at the sender. */
+    /* The acknowledged rounds by thread, in the sender's mailbox. */
     u32* taken;
-    /* The rounds so far, by block. */
+    /* The round counter of each block. */
     u32* rounds;
     void* state;
     /* Whether a wait of the rank has failed. */
     u32* failed;
-    /* The longest wait in nanoseconds. */
+    /* The timeout of waits in nanoseconds. */
     u64 patience;
     int peer;
-    /* Packets of a thread in a round, at most `DEPTH`. */
+    /* Packets per thread and round, at most `DEPTH`. */
     int depths;
 };
 static_assert(sizeof(MessageParams) == 152, "MessageParams as in Rust");

@@ -3,28 +3,28 @@
  *
  * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
  */
-/* Parameters of the collectives that reduce. */
+/* Parameters of the reducing collectives. */
 struct ReduceParams {
     Extent extent;
     Matrix<const X> x;
     Matrix<X> y;
-    /* Elements from the part of `x` that goes to a rank to the next part. */
+    /* Elements of `x` from one rank's part to the next. */
     i64 x_part;
     i64 columns;
-    /* Where this rank's packets begin at each rank. */
+    /* The address of this rank's packets in each rank's mailbox. */
     void* to[8];
-    /* Where the packets of all ranks begin here. */
+    /* The address of the packets of all ranks in this rank's mailbox. */
     const void* from;
-    /* The rounds so far, by block. */
+    /* The round counter of each block. */
     u32* rounds;
     void* state;
     /* Whether a wait of the rank has failed. */
     u32* failed;
-    /* The longest wait in nanoseconds. */
+    /* The timeout of waits in nanoseconds. */
     u64 patience;
     int rank;
     int ranks;
-    /* Packets of a thread in a round for each rank, at most `DEPTH`. */
+    /* Packets per thread, round and rank, at most `DEPTH`. */
     int depths;
     int reduction;
 };

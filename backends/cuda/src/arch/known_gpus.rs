@@ -1,9 +1,9 @@
-//! GPUs by name, for building kernels where the GPU itself is not.
+//! A table of GPUs by name, for building kernels on machines without the GPU.
 
 use super::{OLDEST_CAPABILITY, written};
 use dsrun_core::{Error, Result};
 
-/// What is known of a GPU that need not be here.
+/// Properties of a GPU that need not be present.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KnownGpu {
     pub(crate) name: String,
@@ -15,7 +15,7 @@ pub(crate) struct KnownGpu {
     pub(crate) memory: Option<u64>,
 }
 
-/// Names, compute capabilities, multiprocessors and GiB of whole cards: of parts of them (MIG) there are fewer.
+/// Names, compute capabilities, numbers of SMs and GiB of whole cards; MIG instances have fewer.
 const KNOWN: [(&str, u32, usize, u64); 14] = [
     ("a10", 86, 72, 24),
     ("a100", 80, 108, 80),
@@ -34,10 +34,10 @@ const KNOWN: [(&str, u32, usize, u64); 14] = [
 ];
 
 impl KnownGpu {
-    /// A GPU by its name, or by architecture and multiprocessors, such as `sm_90:132`.
+    /// A GPU by its name, or by architecture and number of SMs, such as `sm_90:132`.
     ///
     /// # Errors
-    /// If the name is not known, or says too little.
+    /// If the name is unknown or incomplete.
     pub(crate) fn named(name: &str) -> Result<Self> {
         let plain = name.trim().to_lowercase().replace([' ', '_'], "-");
         let plain = plain.strip_prefix("nvidia-").unwrap_or(&plain);
@@ -73,7 +73,7 @@ impl KnownGpu {
                 );
                 Ok(Self { name, capability, sm_count, memory: None })
             }
-            Some(_) => wrong(format!("{name:?} says no number of multiprocessors behind the colon")),
+            Some(_) => wrong(format!("{name:?} has no number of multiprocessors after the colon")),
             None => {
                 let alike: Vec<&str> =
                     KNOWN.iter().filter(|part| part.1 == capability).map(|part| part.0).collect();
@@ -90,7 +90,7 @@ impl KnownGpu {
     }
 }
 
-/// The compute capability of an architecture as NVRTC or people write it: `sm_90a` or `9.0`. Which variant is built is not asked.
+/// Parses a compute capability in the notation `sm_90a` or `9.0`. The variant suffix is ignored.
 fn capability(text: &str) -> Option<u32> {
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?;
     match text.strip_prefix("sm-") {

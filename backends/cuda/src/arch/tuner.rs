@@ -1,7 +1,7 @@
-//! The tuner: chooses among ways to run a launch by measuring them on the device at hand, when a plan is first bound.
+//! The autotuner: chooses among configurations of a launch by timing them on the device, when a plan is first bound.
 //!
-//! An answer is kept on disk beside the kernels, under a hash of the kernel's source, the compiler, the device and the question. So
-//! a device is measured once, for at most [`BUDGET`] a question.
+//! Results are cached on disk beside the kernels, under a hash of the kernel's source, the compiler, the device and the
+//! `question`, which describes the choice. So each choice is measured once per device, for at most [`BUDGET`].
 
 use crate::{
     arch::DeviceSpec,
@@ -10,15 +10,15 @@ use crate::{
 use dsrun_core::Result;
 use std::time::{Duration, Instant};
 
-/// How often a candidate runs; its shortest time counts.
+/// The number of runs of a candidate; the shortest time is used.
 const REPEATS: usize = 5;
-/// How long a question may take. Candidates that were not measured by then are left out.
+/// The time limit of one choice. Candidates that were not measured by then are skipped.
 const BUDGET: Duration = Duration::from_secs(3);
 
-/// The fastest of some candidates, by number, as remembered or as measured. `unit` is the kernel's source and `question` what else tells
-/// this choice from others; `run` enqueues a candidate.
+/// The index of the fastest candidate, from the cache or by measurement. `unit` is the kernel's source, and `question` identifies
+/// the choice within it; `run` enqueues a candidate.
 ///
-/// The first candidate is the one that is expected to be fastest: it is the answer where nothing can be measured.
+/// The first candidate should be the one expected to be fastest: it is used if nothing can be measured.
 pub(crate) fn fastest(
     context: &Context,
     device: &DeviceSpec,
@@ -38,7 +38,7 @@ pub(crate) fn fastest(
             best
         }
         Err(error) => {
-            tracing::debug!(%error, unit, "candidates cannot be measured: the first is taken");
+            tracing::debug!(%error, unit, "candidates cannot be measured: the first is used");
             0
         }
     }

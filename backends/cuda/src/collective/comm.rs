@@ -17,8 +17,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct CudaComm {
     host: HostComm,
     context: Arc<Context>,
-    /// Whether ranks have to be brought together on the host before they wait for each other on a device: where they share one, the
-    /// kernels of one may keep out what the other has yet to load.
+    /// Whether ranks must synchronise on the host before their kernels wait for each other: if they share a device, the waiting
+    /// kernels of one rank may prevent the other from loading its kernels.
     in_step: bool,
     pub(crate) exchange: Option<Exchange>,
     pub(crate) nccl: Option<Arc<NcclComm>>,
@@ -42,19 +42,19 @@ impl CudaComm {
         &self.context
     }
 
-    /// Ends what the kernels of this rank wait for.
+    /// Aborts the waits of this rank's kernels.
     fn end(&self) {
         self.exchange.iter().for_each(Exchange::end_own);
         self.nccl.iter().for_each(|nccl| nccl.abort());
     }
 
-    /// The failure of the group as this rank sees it.
+    /// Checks whether the group has failed, as far as this rank can see.
     fn look(&self) -> Result<()> {
         self.host.status()?;
         let waited = self.exchange.as_ref().map_or(Ok(()), Exchange::check);
         let worked = waited.and_then(|()| self.nccl.as_ref().map_or(Ok(()), |nccl| nccl.status()));
         worked.inspect_err(|error| {
-            // The others have to know.
+            // Tells the other ranks.
             self.host.abort(error.message());
             self.exchange.iter().for_each(Exchange::end);
         })
@@ -89,7 +89,7 @@ impl Group for CudaComm {
 }
 
 impl CudaComm {
-    /// The outcome of a meeting. If a rank did not come, the group ends.
+    /// Passes on the result of a synchronisation on the host. If a rank is missing, the group is aborted.
     fn met(&self, outcome: Result<()>) -> Result<()> {
         outcome.inspect_err(|error| self.host.abort(error.message()))
     }
@@ -111,7 +111,7 @@ impl Comm for CudaComm {
     fn abort(&self, reason: &str) {
         self.host.abort(reason);
         self.exchange.iter().for_each(Exchange::end);
-        // This ends the waits of this rank.
+        // This aborts the waits of this rank if the group has failed.
         let _ = self.check();
     }
 }

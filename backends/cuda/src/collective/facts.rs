@@ -1,4 +1,4 @@
-//! What ranks tell each other before they connect.
+//! The facts that ranks exchange before they connect.
 
 use crate::driver::{context::Context, fault};
 use cudarc::driver::sys;
@@ -8,11 +8,11 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-/// A way that collectives may take.
+/// A transport of collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Peer,
-    /// Peer exchange, without keeping ranks in step that share a device: to test what kernels do that wait.
+    /// Peer exchange without synchronising ranks that share a device: tests the waits of kernels.
     PeerApart,
     Nccl,
 }
@@ -36,7 +36,7 @@ impl Way {
 /// A rank's process, GPU and NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// A number that no other process has.
+    /// A random number that identifies the process.
     process: u64,
     gpu: [u8; 16],
     /// The version of NCCL, or 0.
@@ -45,7 +45,7 @@ pub(super) struct Facts {
 
 const BYTES: usize = 8 + 16 + 4;
 
-/// A number that this process draws once. Its id would not do: processes in different containers may have the same.
+/// A random number drawn once per process. The process id is not enough: processes in different containers may have the same.
 static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
 impl Facts {
@@ -76,12 +76,12 @@ impl Facts {
 /// The facts of all ranks.
 ///
 /// # Errors
-/// If a rank does not tell them.
+/// If a rank does not send them.
 pub(super) fn gather(host: &HostComm, own: &Facts) -> Result<Vec<Facts>> {
     let all: Vec<Arc<[u8]>> = host.all_gather(&own.bytes())?;
     let read = |(rank, bytes): (usize, &Arc<[u8]>)| {
         let strange = || {
-            let message = format!("rank {rank} told {} bytes of itself instead of {BYTES}", bytes.len());
+            let message = format!("rank {rank} sent {} bytes of facts instead of {BYTES}", bytes.len());
             Error::new(Code::Communication, message)
         };
         Facts::read(bytes).ok_or_else(strange)
@@ -94,7 +94,7 @@ pub(super) fn one_process(all: &[Facts]) -> bool {
     all.iter().all(|facts| facts.process == all[0].process)
 }
 
-/// Two ranks on the same GPU, if there are.
+/// Two ranks on the same GPU, if there are any.
 pub(super) fn shared_device(all: &[Facts]) -> Option<[usize; 2]> {
     let before = |rank: usize| all[..rank].iter().position(|other| other.gpu == all[rank].gpu);
     (0..all.len()).find_map(|rank| Some([before(rank)?, rank]))
@@ -105,7 +105,7 @@ pub(super) fn lacks_nccl(all: &[Facts]) -> Option<usize> {
     all.iter().position(|facts| facts.nccl == 0)
 }
 
-/// Why ranks do not write into each other's memory.
+/// The reason why ranks cannot use peer exchange.
 pub(super) fn why_not_peers(only: Option<Way>, all: &[Facts], most: usize) -> String {
     match all.len() {
         _ if only == Some(Way::Nccl) => format!("{} is `nccl`", super::WAY),

@@ -1,8 +1,8 @@
-//! The memory that ranks exchange data in, by plain stores of one GPU into the memory of another.
+//! Peer exchange: ranks exchange data by plain stores of one GPU to the memory of another.
 //!
-//! A rank owns a mailbox, into which the others write packets: 8 bytes of data beside the number of the round that they belong to,
-//! twice, so that data is the flag and no packet needs another to be ordered before it. Which round comes next is counted on the device,
-//! so a captured graph may be replayed. `kernels/collective/exchange.cuh` has the protocol.
+//! A rank owns a mailbox, to which the others write packets: 8 bytes of data in two words, each with the number of its round. So
+//! data carries its own flag, and stores need no ordering. Rounds are counted on the device, so a captured graph can be replayed.
+//! `kernels/collective/exchange.cuh` has the protocol.
 
 use super::members::Members;
 use crate::driver::{context::Context, raw::Raw};
@@ -10,13 +10,14 @@ use cudarc::driver::sys;
 use dsrun_core::{Code, Error, Result};
 use std::{fmt, ptr, sync::Arc};
 
-/// The most ranks of an exchange.
+/// The maximum number of ranks of an exchange.
 pub(crate) const MAX_RANKS: usize = 8;
-/// The most blocks of a kernel that exchanges data. Few, because those of all ranks that share a GPU have to be there at once.
+/// The maximum number of blocks of a kernel that exchanges data. Small, because the blocks of all ranks that share a GPU have to
+/// be resident at once.
 pub(crate) const BLOCKS: usize = 32;
 /// Threads of a block.
 pub(crate) const THREADS: usize = 256;
-/// The most packets of a thread in a round, for each rank.
+/// The maximum number of packets of a thread in a round, for each rank.
 pub(crate) const DEPTH: usize = 4;
 /// Rounds that a rank may send before the receiver has taken the first.
 pub(crate) const CREDITS: usize = 4;
@@ -29,20 +30,20 @@ const ROUND: usize = BLOCKS * THREADS * DEPTH * PACKET;
 const COLLECTIVE: usize = 2 * ROUND;
 /// Bytes of the packets that one rank sends.
 const SENT: usize = CREDITS * ROUND;
-/// Bytes of the rounds that one receiver has taken, by thread.
+/// Bytes of one receiver's acknowledged round numbers, by thread.
 const TAKEN: usize = BLOCKS * THREADS * size_of::<u32>();
-/// Bytes of the rounds that were begun, by block.
+/// Bytes of the numbers of started rounds, by block.
 const COUNTS: usize = BLOCKS * size_of::<u32>();
 
-/// Bytes that ranks write to each other to see that they arrive.
+/// Bytes of the probe that ranks write to each other to test peer access.
 const PROBE: usize = 4096;
 
-/// What a rank writes for that.
+/// The probe pattern of a rank.
 fn probe(rank: usize) -> Vec<u8> {
     (0..PROBE).map(|place| ((place * 11 + rank * 37) % 251) as u8 + 1).collect()
 }
 
-/// Where parts of a mailbox begin, in bytes.
+/// The byte offsets of the parts of a mailbox.
 #[derive(Clone, Copy, Debug)]
 struct Places {
     ranks: usize,
@@ -59,12 +60,12 @@ impl Places {
         self.ranks * COLLECTIVE + from * SENT
     }
 
-    /// The rounds that a receiver has taken.
+    /// The acknowledged rounds of a receiver.
     fn taken(self, by: usize) -> usize {
         self.sent(self.ranks) + by * TAKEN
     }
 
-    /// The rounds of collectives.
+    /// The round counters of collectives.
     fn rounds(self) -> usize {
         self.taken(self.ranks)
     }
@@ -85,14 +86,14 @@ impl Places {
     }
 }
 
-/// What kernels and the host tell each other, in pinned memory: `ExchangeState` of the kernels.
+/// State shared by kernels and the host, in pinned memory: `ExchangeState` of the kernels.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct State {
-    /// Whether waits are to end.
+    /// The abort flag: whether all waits are to end.
     ended: u32,
     _unused: u32,
-    /// The wait that was given up: 0, or its bits.
+    /// The wait that timed out, encoded; 0 if none has.
     given_up: u64,
 }
 
@@ -100,10 +101,10 @@ struct State {
 pub(crate) struct Mailbox {
     context: Arc<Context>,
     memory: u64,
-    /// The word of the owner's context.
+    /// The address of the owner's flag, see [`Context::failed_word`](crate::driver::context::Context::failed_word).
     failed: u64,
     state: Raw<State>,
-    /// Where devices see the state.
+    /// The device address of the state.
     state_address: u64,
     places: Places,
 }
@@ -114,16 +115,16 @@ impl fmt::Debug for Mailbox {
     }
 }
 
-/// A wait that a kernel gave up.
+/// A wait of a kernel that timed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GivenUp {
-    /// The rank that did not come.
+    /// The rank that was waited for.
     pub(crate) peer: usize,
     pub(crate) block: usize,
 }
 
 impl Mailbox {
-    /// An empty mailbox for a group of so many ranks.
+    /// An empty mailbox for a group of this many ranks.
     ///
     /// # Errors
     /// If there is too little memory.
@@ -150,7 +151,7 @@ impl Mailbox {
                 context.check(status, "mapping pinned memory")
             }
         })();
-        // From here on dropping it frees what there is.
+        // From here on, dropping the mailbox frees the memory.
         let mailbox = Self {
             context: context.clone(),
             memory,
@@ -166,13 +167,13 @@ impl Mailbox {
         &self.context
     }
 
-    /// Ends the waits of the owner's kernels.
+    /// Aborts the waits of the owner's kernels.
     fn end(&self) {
         // SAFETY: the memory lives as long as `self`; devices read it whole.
         unsafe { (&raw mut (*self.state.0).ended).write_volatile(1) };
     }
 
-    /// The wait that a kernel of the owner gave up.
+    /// The wait of a kernel of the owner that timed out.
     fn given_up(&self) -> Option<GivenUp> {
         // SAFETY: the memory lives as long as `self`; the device writes it whole.
         let bits = unsafe { (&raw const (*self.state.0).given_up).read_volatile() };
@@ -217,7 +218,7 @@ impl Exchange {
         &self.mailboxes[self.rank]
     }
 
-    /// How far ranks that share a device have come.
+    /// The progress of ranks that share a device.
     pub(super) fn members(&self) -> &Members {
         &self.members
     }
@@ -228,7 +229,7 @@ impl Exchange {
         self.mailboxes.iter().filter(|mailbox| mailbox.context.device() == own).count() > 1
     }
 
-    /// Where this rank's packets of collectives begin at each rank.
+    /// The address, in each rank's mailbox, of this rank's packets of collectives.
     pub(crate) fn to(&self) -> [u64; MAX_RANKS] {
         let place = |rank: usize| {
             let at = |mailbox: &Arc<Mailbox>| mailbox.memory + mailbox.places.collective(self.rank) as u64;
@@ -237,27 +238,27 @@ impl Exchange {
         std::array::from_fn(place)
     }
 
-    /// Where the packets of all ranks begin here.
+    /// The address, in this rank's mailbox, of the packets of all ranks.
     pub(crate) fn from(&self) -> u64 {
         self.own().memory + self.own().places.collective(0) as u64
     }
 
-    /// The rounds of collectives.
+    /// The round counters of collectives.
     pub(crate) fn rounds(&self) -> u64 {
         self.own().memory + self.own().places.rounds() as u64
     }
 
-    /// What kernels and the host tell each other.
+    /// The state shared by kernels and the host.
     pub(crate) fn state(&self) -> u64 {
         self.own().state_address
     }
 
-    /// Whether a wait of this rank has failed.
+    /// The flag that a wait of this rank has failed.
     pub(crate) fn failed(&self) -> u64 {
         self.own().failed
     }
 
-    /// For sending to a rank: where its packets go, the rounds that it has taken, and those that were sent to it.
+    /// The addresses for sending to a rank: its packets, the rounds it has acknowledged, and the counter of rounds sent to it.
     pub(crate) fn sending(&self, to: usize) -> [u64; 3] {
         let (own, peer) = (self.own(), &self.mailboxes[to]);
         [
@@ -267,7 +268,7 @@ impl Exchange {
         ]
     }
 
-    /// For receiving from a rank: where its packets come, where the rounds that were taken are told, and their number.
+    /// The addresses for receiving from a rank: its packets, the rounds to acknowledge, and the counter of rounds received.
     pub(crate) fn receiving(&self, from: usize) -> [u64; 3] {
         let (own, peer) = (self.own(), &self.mailboxes[from]);
         [
@@ -277,10 +278,10 @@ impl Exchange {
         ]
     }
 
-    /// Writes a pattern of this rank into every mailbox.
+    /// Writes the probe pattern of this rank to every mailbox.
     ///
     /// # Errors
-    /// If a device fails.
+    /// If a device failed.
     pub(super) fn write_probes(&self, context: &Context) -> Result<()> {
         let own = self.own().memory + self.own().places.collective(self.rank) as u64;
         context.write_bytes(own, &probe(self.rank))?;
@@ -288,7 +289,7 @@ impl Exchange {
         others.into_iter().try_for_each(|to| context.copy(to, own, PROBE))
     }
 
-    /// Compares what others have written, and clears it.
+    /// Checks the probes of the other ranks, and clears them.
     ///
     /// # Errors
     /// [`Code::Unsupported`] if something else has arrived.
@@ -309,20 +310,20 @@ impl Exchange {
         Ok(())
     }
 
-    /// Ends the waits of the kernels of all ranks.
+    /// Aborts the waits of the kernels of all ranks.
     pub(super) fn end(&self) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.end());
     }
 
-    /// Ends the waits of the kernels of this rank.
+    /// Aborts the waits of the kernels of this rank.
     pub(super) fn end_own(&self) {
         self.own().end();
     }
 
-    /// The wait that a kernel of this rank gave up.
+    /// Reports a wait of a kernel of this rank that timed out.
     ///
     /// # Errors
-    /// Names the rank that did not come.
+    /// Names the rank that was waited for.
     pub(super) fn check(&self) -> Result<()> {
         let Some(GivenUp { peer, block }) = self.own().given_up() else { return Ok(()) };
         let message = format!(
@@ -338,7 +339,7 @@ impl Drop for Exchange {
         if self.shares_device() {
             self.own().context.note_shared(false);
         }
-        // Whoever is the last frees memory that kernels of this rank write to.
+        // The last member frees memory that kernels of this rank write to, so wait for them.
         self.own().context.settle();
     }
 }

@@ -1,4 +1,4 @@
-//! The ranks of a group that are threads of one process: their mailboxes, and how far they have come.
+//! The ranks of a group within one process: their mailboxes, and their progress.
 
 use super::mailbox::Mailbox;
 use crate::driver::rendezvous::Turn;
@@ -13,9 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a rank waits on the host for those that it shares a device with.
+/// How long a rank waits on the host for ranks that share its device.
 const MEETING_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long it waits for the other end of a message: its sender computes what is in it.
+/// How long it waits for the peer of a message, whose sender may first have to compute it.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The groups that ranks are still joining.
@@ -29,15 +29,15 @@ fn joining() -> MutexGuard<'static, HashMap<GroupId, Arc<Members>>> {
 #[derive(Debug)]
 pub(super) struct Members {
     mailboxes: Mutex<Vec<Option<Arc<Mailbox>>>>,
-    /// The collectives of all ranks that each rank has come to.
+    /// For each rank, the number of collectives that it has reached.
     reached: Vec<AtomicU64>,
-    /// Those that each rank has enqueued.
+    /// For each rank, the number of collectives that it has enqueued.
     enqueued: Vec<AtomicU64>,
-    /// The messages that each rank has come to send to each other one, by sender and receiver.
+    /// The number of messages that a rank has reached sending, by sender and receiver.
     offered: Vec<AtomicU64>,
-    /// Those that it has enqueued.
+    /// The number of messages that a rank has enqueued, by sender and receiver.
     sent: Vec<AtomicU64>,
-    /// The messages that each rank has come to receive, by sender and receiver.
+    /// The number of messages that a rank has reached receiving, by sender and receiver.
     awaited: Vec<AtomicU64>,
 }
 
@@ -59,7 +59,7 @@ impl Members {
         joining().entry(*id).or_insert_with(|| Arc::new(Self::new(ranks))).clone()
     }
 
-    /// Forgets a group that all have joined, or will not.
+    /// Removes a group from the registry, when all ranks have joined it or joining has failed.
     pub(super) fn forget(id: &GroupId) {
         joining().remove(id);
     }
@@ -86,21 +86,21 @@ impl Members {
         self.reached.len()
     }
 
-    /// The count of a sender and a receiver.
+    /// The counter of a sender and a receiver.
     fn pair<'a>(&self, counts: &'a [AtomicU64], from: usize, to: usize) -> &'a AtomicU64 {
         &counts[from * self.ranks() + to]
     }
 
-    /// Brings a rank together with those that it is about to exchange data with: they have come to their part too, and have loaded
-    /// the kernels for it, which those that wait on a device may keep out.
+    /// Waits until the ranks that this rank is about to exchange data with have reached the same exchange and have loaded its
+    /// kernels, which they could not do while a kernel of this rank waits on a shared device.
     ///
-    /// Along a chain of messages from lower ranks to higher ones, the first rank goes on when the last has come, and each of the
-    /// others when the one before it has enqueued what it sends: no kernel waits for one that is yet to be loaded. No two ranks
-    /// wait for each other, because a rank says first what it has come to; it only puts off saying that it awaits messages of lower ranks
-    /// until higher ones await its own, and waits only for lower ones to enqueue.
+    /// Along a chain of messages from lower to higher ranks, the first rank continues when the last has arrived, and each other
+    /// rank when its predecessor has enqueued its send, so no kernel waits for one that is not loaded yet. There is no deadlock:
+    /// a rank announces what it has reached before it waits. Only the announcement that it awaits messages of lower ranks is
+    /// delayed until higher ranks await its own messages, and it only waits for lower ranks to enqueue.
     ///
     /// # Errors
-    /// If a rank does not come in time, or the group fails, which `check` says.
+    /// If a rank does not arrive in time, or `check` reports that the group has failed.
     pub(super) fn before(&self, rank: usize, turns: &[Turn], check: &dyn Fn() -> Result<()>) -> Result<()> {
         let (mut first, mut sends, mut receives) = (None, Vec::new(), Vec::new());
         for turn in turns {
@@ -143,10 +143,10 @@ impl Members {
         wait(MEETING_TIMEOUT, "to come to a collective", || below(&self.reached, first), check)
     }
 
-    /// Waits until those whose data a rank waits for have enqueued their part.
+    /// Waits until the ranks whose data this rank waits for have enqueued their part.
     ///
     /// # Errors
-    /// As [`Self::before`].
+    /// Same as [`Self::before`].
     pub(super) fn after(&self, rank: usize, turns: &[Turn], check: &dyn Fn() -> Result<()>) -> Result<()> {
         let mut first = None;
         for turn in turns {
@@ -163,7 +163,7 @@ impl Members {
         }
         for turn in turns {
             let Turn::Receive(peer) = *turn else { continue };
-            // Only this rank counts what it awaits.
+            // Only this rank writes the counter of what it awaits.
             let message = self.pair(&self.awaited, peer, rank).load(Ordering::Acquire);
             let sent = || self.pair(&self.sent, peer, rank).load(Ordering::Acquire) >= message;
             let missing = || (!sent()).then(|| format!("rank {peer}"));
@@ -174,17 +174,17 @@ impl Members {
     }
 }
 
-/// Names the ranks whose count is below a number, if there are any.
+/// Lists the ranks whose counter is below a number, if there are any.
 fn below(counts: &[AtomicU64], number: u64) -> Option<String> {
     let behind = |rank: &usize| counts[*rank].load(Ordering::Acquire) < number;
     let behind: Vec<String> = (0..counts.len()).filter(behind).map(|rank| format!("rank {rank}")).collect();
     (!behind.is_empty()).then(|| behind.join(", "))
 }
 
-/// Waits until there is nothing missing.
+/// Waits until `missing` returns nothing.
 ///
 /// # Errors
-/// If the group fails, or `timeout` passes; then says what is missing.
+/// If the group fails, or after `timeout`; then names what is missing.
 fn wait(
     timeout: Duration,
     what: &str,

@@ -1,7 +1,7 @@
-//! Building kernels at run time with NVRTC, and keeping the binaries on disk.
+//! Compiles kernels at run time with NVRTC, and caches the binaries on disk.
 //!
-//! A binary is kept under a hash of everything it is made from: source, options, NVRTC's version and architecture. A file
-//! that is cut short or changed is noticed by its checksum, and built again. A cache that cannot be written costs time only.
+//! The cache key of a binary is a hash of source, options, NVRTC's version and architecture. A truncated or changed file is
+//! detected by its checksum and compiled again. If the cache cannot be written, kernels are compiled every time.
 
 use crate::driver::{kernel_spec::KernelSpec, library::Library, source};
 use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
@@ -19,10 +19,10 @@ use std::{
 /// Bytes of a checksum.
 const CHECKSUM: usize = 32;
 
-/// The environment variable that has kernels say which line an instruction is from, for sanitizers and profilers.
+/// The environment variable that adds line information to kernels, for sanitizers and profilers.
 const LINE_INFO: &str = "DSRUN_CUDA_LINE_INFO";
 
-/// What kernels are built for.
+/// The target architecture of kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Architecture {
     option: String,
@@ -30,32 +30,32 @@ pub struct Architecture {
 }
 
 impl Architecture {
-    /// The best NVRTC can do for a compute capability (major times ten plus minor), given those it knows: a binary if it
-    /// knows it, else intermediate code of the newest below it, which the driver finishes.
+    /// The best target for a compute capability (major times ten plus minor), given those that NVRTC supports: a binary
+    /// if it is one of them, else PTX for the newest below it, which the driver compiles.
     pub fn choose(capability: u32, known: &[u32]) -> Option<Self> {
         if known.contains(&capability) {
-            // Hopper's own instructions are only in the `a` variant, and its binaries run on Hopper alone.
+            // Hopper-specific instructions need the `a` variant, whose binaries run on Hopper only.
             let suffix = if capability == 90 { "a" } else { "" };
             return Some(Self { option: format!("sm_{capability}{suffix}"), binary: true });
         }
         Self::portable(capability, known)
     }
 
-    /// Intermediate code for a compute capability, or the newest below it that NVRTC knows: every newer device runs it too.
+    /// PTX for a compute capability, or for the newest below it that NVRTC supports; every newer device runs it, too.
     fn portable(capability: u32, known: &[u32]) -> Option<Self> {
         let newest = known.iter().filter(|known| **known <= capability).max()?;
         Some(Self { option: format!("compute_{newest}"), binary: false })
     }
 }
 
-/// A folder of binaries.
+/// The cache folder of binaries.
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
 }
 
 impl Cache {
-    /// The cache below this folder, or none.
+    /// A cache in this folder; `None` disables caching.
     pub fn new(folder: Option<PathBuf>) -> Self {
         Self { folder }
     }
@@ -85,7 +85,7 @@ impl Cache {
             .and_then(|()| fs::write(&partial, bytes))
             .and_then(|()| fs::rename(&partial, folder.join(key)));
         if let Err(error) = written {
-            tracing::warn!(folder = %folder.display(), %error, "cannot keep a kernel: it will be built again next time");
+            tracing::warn!(folder = %folder.display(), %error, "cannot cache a kernel: it will be compiled again next time");
             let _ = fs::remove_file(&partial);
         }
     }
@@ -132,7 +132,7 @@ impl Compiler {
         Self::with(capability, cache, Architecture::choose)
     }
 
-    /// As [`Self::new`], of intermediate code, which newer devices run too.
+    /// Same as [`Self::new`], for PTX, which newer devices run, too.
     pub(crate) fn portable(capability: u32, cache: Cache) -> Result<Self> {
         Self::with(capability, cache, Architecture::portable)
     }
@@ -163,7 +163,7 @@ impl Compiler {
     /// The binary of a kernel: from the cache, or built.
     ///
     /// # Errors
-    /// If it does not compile: with the compiler's log.
+    /// If it does not compile; the error contains the compiler's log.
     pub fn build(&self, spec: &KernelSpec) -> Result<Vec<u8>> {
         let text = source::text(spec.unit)
             .ok_or_else(|| Error::internal(format!("there is no kernel source {}", spec.unit)))?;
@@ -193,7 +193,7 @@ impl Compiler {
         Ok(image)
     }
 
-    /// Where an answer about kernels is kept: for this architecture, compiler and state of the source.
+    /// The cache key of a tuning result for this architecture, compiler and version of the source.
     fn answer_key(&self, unit: &str, question: &str) -> String {
         let mut hash = Sha256::new();
         let source = source::text(unit).unwrap_or_default();
@@ -205,12 +205,12 @@ impl Compiler {
         format!("{key}.answer")
     }
 
-    /// What was found out before about the kernels of a unit.
+    /// A cached tuning result for the kernels of a unit.
     pub(crate) fn recall(&self, unit: &str, question: &str) -> Option<String> {
         String::from_utf8(self.cache.read(&self.answer_key(unit, question))?).ok()
     }
 
-    /// Keeps what was found out for the next time.
+    /// Caches a tuning result.
     pub(crate) fn remember(&self, unit: &str, question: &str, answer: &str) {
         self.cache.write(&self.answer_key(unit, question), answer.as_bytes());
     }
@@ -218,7 +218,7 @@ impl Compiler {
     fn compile(&self, spec: &KernelSpec, text: &str, options: &[String]) -> Result<Vec<u8>> {
         let terminated = |text: &str| {
             CString::new(text)
-                .map_err(|_| Error::internal(format!("{spec} has a zero in its source or options")))
+                .map_err(|_| Error::internal(format!("{spec} has a NUL byte in its source or options")))
         };
         let (text, name) = (terminated(text)?, terminated(spec.unit)?);
         let options = options.iter().map(|option| terminated(option)).collect::<Result<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! What all objects of a device handle share.
+//! The context that all objects of a device handle share.
 
 use crate::driver::{
     compiler::{Cache, Compiler},
@@ -26,39 +26,39 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the backend waits for the device on its own account: for memory to be cleared, for work before a free.
+/// The timeout of waits that the backend makes itself: for memory to be cleared, for work before a free.
 pub(crate) const OWN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a wait for collectives goes on before it asks whether their group has failed.
+/// How often a wait for collectives checks whether their group has failed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The first driver that captures kernels which overlap: 12.3.
+/// The first driver that can capture programmatic dependent launches: 12.3.
 const OVERLAPPING_DRIVER: i32 = 12_030;
 
 type RawContext = Raw<sys::CUctx_st>;
 type RawPool = Raw<sys::CUmemPoolHandle_st>;
 type RawModule = Raw<sys::CUmod_st>;
 
-/// A kernel, once it is loaded. The lock is held while it is built.
+/// A kernel, once it is loaded. The lock is held while it is compiled.
 type KernelSlot = Arc<Mutex<Option<Arc<Function>>>>;
 
-/// The CUDA context of a device handle, and what was made in it. Lives until the last object of the handle is dropped.
+/// The CUDA context of a device handle, and the objects created in it. Lives until the last object of the handle is dropped.
 pub(crate) struct Context {
     device: CUdevice,
-    /// The card's name: what was measured on one kind of card says nothing of another of the same architecture.
+    /// The GPU's name, part of the key of tuning results: they do not apply to other GPUs of the same architecture.
     name: String,
-    /// The driver's version, as it counts: 13000 is 13.0.
+    /// The driver's version in its own encoding: 13000 is 13.0.
     pub(crate) driver: i32,
     raw: RawContext,
     /// The compute capability that kernels are built for.
     capability: u32,
-    /// Whether that is older than the device's own.
+    /// Whether `capability` is older than the device's own.
     older: bool,
     pub(crate) account: Arc<Account>,
     pool: RawPool,
-    /// Where memory is allocated, cleared and freed, in order.
+    /// The stream on which memory is allocated, cleared and freed, in order.
     memory_stream: RawStream,
-    /// The streams that work may be running on. Held while a stream is captured: see [`crate::graph`].
+    /// The streams that work may be running on. The lock is held while a stream is captured: see [`super::graph`].
     streams: Mutex<Vec<RawStream>>,
     fence: RawEvent,
     compiler: OnceLock<Result<Compiler>>,
@@ -66,18 +66,18 @@ pub(crate) struct Context {
     loaded: Mutex<Vec<RawModule>>,
     blas: OnceLock<Result<CublasLt>>,
     lost: OnceLock<String>,
-    /// A word in device memory: whether a kernel of this handle gave up waiting for another rank.
+    /// The address of a flag in device memory: whether a kernel's wait for another rank has timed out.
     failed: OnceLock<u64>,
     waits: WaitRecord,
-    /// The groups in which this handle shares its GPU with another rank.
+    /// The number of groups in which this handle shares its GPU with another rank.
     shared_by: AtomicUsize,
-    /// What was enqueued on any stream.
+    /// The names of the last launches on any stream.
     pub(crate) recent: Recent,
 }
 
 impl Context {
-    /// Opens a device. The driver must be present and initialised. Kernels are built for `capability`, which is `older` than
-    /// the device's own where the device is to act as an older one.
+    /// Opens a device. The driver must be present and initialised. Kernels are compiled for `capability`; `older` says that
+    /// it is older than the device's own.
     pub(crate) fn open(
         index: usize,
         name: &str,
@@ -141,7 +141,7 @@ impl Context {
         self.shared_by.load(Ordering::Relaxed) > 0
     }
 
-    /// Notes that a group in which the handle shares its GPU has been joined, or left.
+    /// Records that a group in which the handle shares its GPU has been joined or left.
     pub(crate) fn note_shared(&self, joined: bool) {
         if joined {
             self.shared_by.fetch_add(1, Ordering::Relaxed);
@@ -150,7 +150,7 @@ impl Context {
         }
     }
 
-    /// Makes the context the calling thread's, and refuses if the device is lost. Every entry point calls it once.
+    /// Makes the context current for the calling thread; fails if the device is lost. Every entry point calls it once.
     pub(crate) fn enter(&self) -> Result<()> {
         if let Some(reason) = self.lost.get() {
             return Err(Error::new(Code::DeviceLost, format!("the device failed before: {reason}")));
@@ -158,20 +158,20 @@ impl Context {
         self.enter_anyway()
     }
 
-    /// As [`Self::enter`], for dropping.
+    /// Same as [`Self::enter`], but also for a lost device, for use in `drop`.
     pub(crate) fn enter_anyway(&self) -> Result<()> {
         // SAFETY: the context is retained as long as `self` lives.
         fault::check(unsafe { sys::cuCtxSetCurrent(self.raw.0) }, "entering the context")
     }
 
-    /// Success, or an error that says what was being done. Faults that stay are remembered.
+    /// Converts a status to a result; `what` names the operation in the error. Sticky faults are remembered.
     pub(crate) fn check(&self, status: CUresult, what: &str) -> Result<()> {
         if status == CUresult::CUDA_SUCCESS {
             return Ok(());
         }
         let error = fault::error(status, what);
         if fault::stays(status) {
-            // It need not be what is being done now that went wrong.
+            // The fault is asynchronous and may come from earlier work, so the message names that, too.
             let message = format!("{}{}{}", error.message(), self.waits, self.recent);
             let _ = self.lost.set(message.clone());
             return Err(Error::new(error.code(), message));
@@ -189,7 +189,7 @@ impl Context {
         Err(Error::new(Code::OutOfMemory, format!("{}; {shortage}", error.message())))
     }
 
-    /// As [`Self::check`], with a description that is costly to make.
+    /// Same as [`Self::check`], with a lazily computed description.
     pub(crate) fn check_with(&self, status: CUresult, what: impl FnOnce() -> String) -> Result<()> {
         if status == CUresult::CUDA_SUCCESS {
             return Ok(());
@@ -202,8 +202,8 @@ impl Context {
         self.device
     }
 
-    /// The word by which a kernel that gave up waiting for another rank keeps later ones from sending what they compute. It is
-    /// cleared: a new group of ranks begins.
+    /// The flag that a kernel sets when its wait for another rank has timed out, which prevents later kernels from sending
+    /// undefined results. Cleared here, for a new group of ranks.
     ///
     /// # Errors
     /// If there is no memory for it.
@@ -222,10 +222,10 @@ impl Context {
         self.fill(address, size_of::<u32>(), 0).map(|()| address)
     }
 
-    /// Lets kernels of this device reach memory of another one of this process, or of the same device.
+    /// Enables peer access from this device to the memory of another handle of this process.
     ///
     /// # Errors
-    /// [`Code::Unsupported`] if there is no way between them.
+    /// [`Code::Unsupported`] if there is no peer access between the devices.
     pub(crate) fn reach(&self, other: &Self) -> Result<()> {
         if self.device == other.device {
             return Ok(());
@@ -236,7 +236,8 @@ impl Context {
         let status = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.device, other.device) };
         self.check(status, "asking for peer access")?;
         if can == 0 {
-            let message = format!("GPU {} cannot reach the memory of GPU {}", self.device, other.device);
+            let message =
+                format!("GPU {} has no peer access to the memory of GPU {}", self.device, other.device);
             return Err(Error::unsupported(message));
         }
         // SAFETY: both contexts are retained, and the own one is current.
@@ -246,12 +247,12 @@ impl Context {
         }
     }
 
-    /// The streams of this handle. While it is held no memory is freed and no stream comes or goes.
+    /// The streams of this handle. While the lock is held, no memory is freed and no stream is created or destroyed.
     pub(crate) fn streams(&self) -> MutexGuard<'_, Vec<RawStream>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Clears new memory, and waits for it.
+    /// Allocates zeroed memory, and waits until it is cleared.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
         self.enter()?;
         let mut pointer = 0;
@@ -261,7 +262,7 @@ impl Context {
         let mut status =
             unsafe { sys::cuMemAllocFromPoolAsync(&raw mut pointer, bytes, self.pool.0, stream) };
         if status == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            // What was freed but not yet reached may be enough.
+            // Pending frees may return enough memory.
             self.poll(self.memory_stream, "memory to be freed", OWN_TIMEOUT)?;
             // SAFETY: as above.
             status = unsafe {
@@ -276,7 +277,7 @@ impl Context {
         Ok(pointer)
     }
 
-    /// Frees memory when all work enqueued so far on any stream of the handle is done.
+    /// Frees memory after all work enqueued so far on any stream of the handle.
     pub(crate) fn release(&self, pointer: u64) {
         let streams = self.streams();
         if self.enter_anyway().is_ok() {
@@ -286,7 +287,7 @@ impl Context {
         }
     }
 
-    /// Makes the memory stream wait for what is on `stream` now.
+    /// Makes the memory stream wait for the work enqueued so far on `stream`.
     fn order_behind(&self, stream: RawStream) {
         // SAFETY: event and streams are live. If the device is lost this fails, and there is nothing to wait for.
         unsafe {
@@ -295,7 +296,7 @@ impl Context {
         }
     }
 
-    /// Waits until all work on all streams is done, whether it succeeds or not.
+    /// Waits until all work on all streams is done, successfully or not.
     pub(crate) fn settle(&self) {
         let streams = self.streams();
         if self.enter_anyway().is_ok() {
@@ -315,7 +316,7 @@ impl Context {
         Ok(Raw(raw))
     }
 
-    /// Destroys a stream. Memory freed later still waits for what is on it.
+    /// Destroys a stream. Memory freed later still waits for the work on it.
     pub(crate) fn remove_stream(&self, stream: RawStream) {
         let mut streams = self.streams();
         streams.retain(|other| other.0 != stream.0);
@@ -332,8 +333,8 @@ impl Context {
         self.wait_until(what, timeout, &Watched::default(), || unsafe { sys::cuStreamQuery(stream.0) })
     }
 
-    /// Asks again and again until the answer is not "not ready": first at once, then with short sleeps. A failure of a group whose
-    /// collectives are waited for ends the wait, and is an error even if their kernels have ended.
+    /// Polls until the status is not "not ready": first without pause, then with short sleeps. If a group whose collectives are
+    /// waited for fails, the wait ends with an error, even if their kernels have ended.
     pub(crate) fn wait_until(
         &self,
         what: &str,
@@ -368,7 +369,7 @@ impl Context {
         }
     }
 
-    /// The compiler, made when it is first needed.
+    /// The compiler, created when it is first needed.
     fn compiler(&self) -> Result<&Compiler> {
         let made = self.compiler.get_or_init(|| match self.older {
             false => Compiler::new(self.capability, Cache::of_user()),
@@ -377,12 +378,12 @@ impl Context {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// What was measured before of the kernels of a unit on a card of this name.
+    /// A cached tuning result for the kernels of a unit on a GPU of this name.
     pub(crate) fn recall(&self, unit: &str, question: &str) -> Option<String> {
         self.compiler().ok()?.recall(unit, &self.asked_of_card(question))
     }
 
-    /// Keeps what was measured of the kernels of a unit on this card.
+    /// Caches a tuning result for the kernels of a unit on this GPU.
     pub(crate) fn remember(&self, unit: &str, question: &str, answer: &str) {
         if let Ok(compiler) = self.compiler() {
             compiler.remember(unit, &self.asked_of_card(question), answer);
@@ -393,7 +394,7 @@ impl Context {
         format!("{}: {question}", self.name)
     }
 
-    /// Copies structs to memory of this context, and waits until they are there.
+    /// Copies structs to device memory, and waits for the copy.
     pub(crate) fn write<T: KernelStruct>(&self, pointer: u64, values: &[T]) -> Result<()> {
         self.enter()?;
         let (stream, bytes) = (self.memory_stream, size_of_val(values));
@@ -404,7 +405,7 @@ impl Context {
         self.poll(stream, "structs to be written to device memory", OWN_TIMEOUT)
     }
 
-    /// Copies bytes between two places in device memory, also of another device that this one [reaches](Self::reach), and waits for it.
+    /// Copies bytes within device memory, or from and to a device with [peer access](Self::reach), and waits for the copy.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         self.enter()?;
         let stream = self.memory_stream;
@@ -413,7 +414,7 @@ impl Context {
         self.poll(stream, "a copy to a device", OWN_TIMEOUT)
     }
 
-    /// Copies bytes of the host to memory of this context, and waits until they are there.
+    /// Copies bytes from the host to device memory, and waits for the copy.
     pub(crate) fn write_bytes(&self, to: u64, bytes: &[u8]) -> Result<()> {
         self.enter()?;
         let stream = self.memory_stream;
@@ -423,7 +424,7 @@ impl Context {
         self.poll(stream, "bytes to be written to device memory", OWN_TIMEOUT)
     }
 
-    /// Copies memory of this context to the host, and waits for it.
+    /// Copies device memory to the host, and waits for the copy.
     pub(crate) fn read_bytes(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
         self.enter()?;
         let stream = self.memory_stream;
@@ -434,7 +435,7 @@ impl Context {
         self.poll(stream, "bytes to be read from device memory", OWN_TIMEOUT)
     }
 
-    /// Writes a byte to memory of this context, and waits for it.
+    /// Fills device memory with a byte, and waits for it.
     pub(crate) fn fill(&self, pointer: u64, bytes: usize, value: u8) -> Result<()> {
         self.enter()?;
         let stream = self.memory_stream;
@@ -443,8 +444,8 @@ impl Context {
         self.poll(stream, "memory to be filled", OWN_TIMEOUT)
     }
 
-    /// The shortest of some runs of work, in milliseconds, after one that is not counted. For measurements before anything
-    /// runs: other streams are not held up.
+    /// Times `work`: the shortest of `runs` runs in milliseconds, after a warm-up run. Other streams are not stopped, so
+    /// call it before anything else runs.
     pub(crate) fn time(&self, runs: usize, work: impl Fn(RawStream) -> Result<()>) -> Result<f32> {
         let stream = self.add_stream()?;
         let mut events: [CUevent; 2] = [ptr::null_mut(); 2];
@@ -484,19 +485,20 @@ impl Context {
         self.blas.get_or_init(CublasLt::new).as_ref().map_err(Clone::clone)
     }
 
-    /// A kernel, compiled and loaded if it is not yet.
+    /// A kernel, compiled and loaded on first use.
     pub(crate) fn function(&self, spec: &KernelSpec) -> Result<Arc<Function>> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = modules.entry(spec.clone()).or_default().clone();
         drop(modules);
-        // Who wants another kernel does not wait for this one.
+        // Each kernel has its own lock, so threads that need other kernels do not wait for this one.
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(function) = &*slot {
             return Ok(function.clone());
         }
         self.enter()?;
         let image = self.compiler()?.build(spec)?;
-        let name = CString::new(spec.entry).map_err(|_| Error::internal("a kernel's name holds a zero"))?;
+        let name =
+            CString::new(spec.entry).map_err(|_| Error::internal("a kernel's name contains a NUL byte"))?;
         let (mut module, mut function): (CUmodule, _) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the image is a binary, or terminated text, from NVRTC; pointers are to places of the right type.
         let status = unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) };
@@ -521,7 +523,7 @@ impl Context {
 }
 
 impl Context {
-    /// Tells the driver how a kernel uses shared memory.
+    /// Sets the shared memory attributes of a kernel.
     fn prepare(&self, spec: &KernelSpec, function: sys::CUfunction) -> Result<()> {
         use sys::CUfunction_attribute as Attribute;
         let set = |attribute, value: i32| {
@@ -534,8 +536,8 @@ impl Context {
             set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)?;
         }
         if self.capability >= 90 {
-            // A multiprocessor changes how it splits L1 and shared memory only when it is empty. Kernels that overlap must
-            // therefore agree on the split, and those that stream weights need most of it.
+            // An SM changes its split of L1 and shared memory only when it is empty. Kernels that overlap must therefore
+            // use the same split, and kernels that stream weights need the maximum of shared memory.
             set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
         }
         Ok(())
@@ -543,7 +545,7 @@ impl Context {
 }
 
 impl Context {
-    /// Tells a module where its kernels record a wait that gave up, if they wait for other blocks.
+    /// Sets the address where the kernels of a module record a wait that timed out, if they wait for other blocks.
     fn tell_wait_record(&self, spec: &KernelSpec, module: CUmodule) -> Result<()> {
         let (mut variable, mut bytes) = (0, 0);
         // SAFETY: the module was just loaded; the pointers are to places of the right type, the name is terminated.

@@ -1,8 +1,8 @@
-//! Products of many rows, by cuBLASLt.
+//! GEMMs by cuBLASLt.
 //!
-//! `y[m, n] = sum_k x[m, k] w[n, k]`, accumulated in f32 and never through TF32. cuBLASLt counts columns first: to it this
-//! is `y^T = w x^T`, with `w` transposed. A bias and a residual are part of the product. It knows nothing of extents: what is
-//! done about rows past them is said in [`crate::ops`]' `linear`.
+//! `y[m, n] = sum_k x[m, k] w[n, k]`, accumulated in f32 and never through TF32. cuBLASLt is column-major, so it computes
+//! `y^T = w x^T`, with `w` transposed. It can add a bias and a residual. It ignores extents; `ops::gemm::families::cublaslt`
+//! handles rows past them.
 
 use crate::driver::{
     library::Library,
@@ -43,7 +43,7 @@ impl Drop for CublasLt {
     }
 }
 
-/// What is multiplied.
+/// The shape and types of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) rows: usize,
@@ -55,21 +55,21 @@ pub(crate) struct Shape {
     pub(crate) result: DType,
     /// Elements from row to row of `x`, `w` and `y`.
     pub(crate) strides: [usize; 3],
-    /// Elements from row to row of what the product is added to, if it is: of the type of the result.
+    /// Elements from row to row of the residual, if there is one: of the type of the result.
     pub(crate) residual: Option<usize>,
     /// Bytes that the addresses of `x`, `w`, the residual and `y` are multiples of, at most 256.
     pub(crate) alignments: [u32; 4],
-    /// Where the bias is, of the type of the result, or 0.
+    /// The address of the bias, which has the type of the result; 0 for none.
     pub(crate) bias: u64,
 }
 
-/// Descriptions of a product, with the algorithm chosen for it.
+/// The descriptors of a product, with the algorithm chosen for it.
 pub(crate) struct Setup {
     handle: Raw<sys::cublasLtContext>,
     product: Raw<sys::cublasLtMatmulDescOpaque_t>,
     /// Of `w`, `x`, the residual and `y`.
     layouts: [Raw<sys::cublasLtMatrixLayoutOpaque_t>; 4],
-    /// What the residual is multiplied with.
+    /// The factor of the residual.
     beta: f32,
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
@@ -100,7 +100,7 @@ impl Setup {
         let algorithm = unsafe { std::mem::zeroed() };
         let mut setup =
             Self { handle: blas.handle, product: Raw(product), layouts: [null; 4], beta, algorithm };
-        // CUBLAS_OP_T, which the bindings leave out.
+        // CUBLAS_OP_T, which the bindings do not define.
         setup.describe(Describe::CUBLASLT_MATMUL_DESC_TRANSA, 1i32)?;
         if shape.bias != 0 {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
@@ -136,12 +136,12 @@ impl Setup {
         set.map_err(failed("describing a product"))
     }
 
-    /// The algorithm cuBLASLt thinks best for addresses of these alignments: of `x`, `w`, the residual and `y`.
+    /// The algorithm that cuBLASLt's heuristic prefers, given the alignments of `x`, `w`, the residual and `y`.
     fn choose(&self, alignments: [u32; 4]) -> Result<sys::cublasLtMatmulAlgo_t> {
         let preference = result::create_matmul_pref().map_err(failed("making a preference"))?;
         let [x, w, residual, y] = alignments;
         let attributes = [
-            // Parts of a sum may not be rounded to the type of the result before they are added up.
+            // Split-K partial sums must not be rounded to the type of the result before they are added.
             (Prefer::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, REDUCED_UNROUNDED),
             (Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, w),
             (Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, x),
@@ -202,7 +202,7 @@ pub(crate) struct Product {
     pub(crate) setup: std::sync::Arc<Setup>,
     pub(crate) x: u64,
     pub(crate) weight: u64,
-    /// The residual; any address where there is none.
+    /// The address of the residual; any address if there is none.
     pub(crate) added: u64,
     pub(crate) y: u64,
     pub(crate) workspace: u64,

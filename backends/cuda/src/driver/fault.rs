@@ -1,11 +1,11 @@
-//! CUDA's errors as ours, and the record that a kernel leaves when a wait of its gives up.
+//! Converts CUDA's errors, and reads the record that a kernel leaves when one of its waits times out.
 
 use crate::driver::raw::Raw;
 use cudarc::driver::sys::{self, CUresult};
 use dsrun_core::{Code, Error};
 use std::{ffi::CStr, fmt, ptr};
 
-/// What a status means for the caller.
+/// The error code of a status.
 fn code(status: CUresult) -> Code {
     match status {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => Code::OutOfMemory,
@@ -23,7 +23,7 @@ fn code(status: CUresult) -> Code {
     }
 }
 
-/// Whether the context is broken from here on.
+/// Whether a status is sticky: the context is unusable from then on.
 pub(crate) fn stays(status: CUresult) -> bool {
     matches!(
         status,
@@ -45,7 +45,7 @@ pub(crate) fn stays(status: CUresult) -> bool {
     )
 }
 
-/// The error for a status that is not success; `what` says what was being done. The driver must be present.
+/// The error for a status that is not success; `what` names the operation. The driver must be present.
 pub(crate) fn error(status: CUresult, what: &str) -> Error {
     let mut text = ptr::null();
     // SAFETY: `text` is a place for a pointer to a string that lives as long as the driver.
@@ -66,10 +66,10 @@ pub(crate) fn check(status: CUresult, what: &str) -> dsrun_core::Result<()> {
     }
 }
 
-/// Pinned memory in which a kernel says which wait it gave up, before it faults: `kernels/waits.cuh`.
+/// Pinned memory in which a kernel records a wait that timed out, before it faults: `kernels/waits.cuh`.
 pub(crate) struct WaitRecord {
     host: Raw<[u64; 2]>,
-    /// Where the device sees it.
+    /// The device address of the record.
     pub(crate) pointer: u64,
 }
 
@@ -100,7 +100,7 @@ impl WaitRecord {
     }
 }
 
-/// An appendix to a message; nothing if no wait was given up.
+/// A suffix for an error message; empty if no wait has timed out.
 impl fmt::Display for WaitRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // SAFETY: the memory lives as long as the record is used; the device writes it at most once, whole words at a time.
@@ -110,6 +110,6 @@ impl fmt::Display for WaitRecord {
         }
         let letters = name.to_le_bytes();
         let letters = letters.split(|letter| *letter == 0).next().unwrap_or_default();
-        write!(f, "; block {block} gave up waiting for `{}` of another block", letters.escape_ascii())
+        write!(f, "; block {block} timed out waiting for `{}` of another block", letters.escape_ascii())
     }
 }

@@ -1,4 +1,4 @@
-//! Capturing bound calls as a CUDA graph, which replays with one launch.
+//! Captures bound calls as a CUDA graph, which is replayed with one launch.
 
 mod replay;
 
@@ -19,13 +19,13 @@ use dsrun_core::{
 };
 use std::{ffi::CStr, ptr, sync::Arc};
 
-/// The first driver that tells the names of kernels: 12.3.
+/// The first driver that reports the names of kernels: 12.3.
 const NAMING_DRIVER: i32 = 12_030;
 
-/// The most launches that are looked for as a run that repeats: more than a layer takes.
+/// The longest repeated sequence of launches that is searched for: more than a layer has.
 const LONGEST_RUN: usize = 48;
 
-/// Captures on streams of a handle.
+/// Captures graphs on the streams of a handle.
 #[derive(Debug)]
 pub(crate) struct CudaGraphs {
     pub(crate) context: Arc<Context>,
@@ -52,7 +52,7 @@ impl Graphs for CudaGraphs {
     }
 }
 
-/// What the calls would enqueue.
+/// Records the launches of the calls instead of enqueuing them.
 fn record(stream: &mut CudaStream, calls: &[Box<dyn BoundCall>]) -> Result<Vec<Launches>> {
     stream.recorded = Some(Vec::new());
     let enqueued = calls.iter().try_for_each(|call| call.enqueue(stream));
@@ -60,7 +60,7 @@ fn record(stream: &mut CudaStream, calls: &[Box<dyn BoundCall>]) -> Result<Vec<L
     enqueued.map(|()| recorded.unwrap_or_default())
 }
 
-/// What a graph is made of, and what keeps its memory alive.
+/// The launches of a graph, and the objects that keep its memory alive.
 #[derive(Debug)]
 struct Contents {
     context: Arc<Context>,
@@ -74,8 +74,8 @@ impl Contents {
     /// Captures all launches on a stream, followed by one more if given.
     fn capture(&self, stream: &mut CudaStream, last: Option<&LaunchOp>) -> Result<Captured> {
         let (context, raw) = (&self.context, stream.raw);
-        // A free on another thread would record an event on the captured stream, and so become part of the capture. It
-        // waits for this lock. Mode thread-local: what other threads do otherwise does not matter.
+        // A free on another thread would record an event on the captured stream and so become part of the capture;
+        // this lock prevents that. With thread-local mode, other calls of other threads do not affect the capture.
         let locked = context.streams();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live and not captured yet.
@@ -93,7 +93,7 @@ impl Contents {
     }
 }
 
-/// A graph before it is made executable.
+/// A captured graph before it is instantiated.
 struct Captured(CUgraph);
 
 impl Drop for Captured {
@@ -106,7 +106,7 @@ impl Drop for Captured {
 }
 
 impl Captured {
-    /// All nodes, in order; `None` if the driver does not say.
+    /// All nodes, in order; `None` if the driver cannot report them.
     fn nodes(&self) -> Option<Vec<sys::CUgraphNode>> {
         let mut count = 0;
         // SAFETY: the graph is live; without a place for nodes the driver counts them.
@@ -119,13 +119,13 @@ impl Captured {
         known.then_some(nodes)
     }
 
-    /// What the graph launches, in order: names of kernels, and `copy` or `fill` for what is none; `None` if the driver does not say.
+    /// The names of the graph's kernels in order, with `copy` or `fill` for other nodes; `None` if the driver cannot report them.
     fn launches(&self) -> Option<Vec<String>> {
         Some(self.nodes()?.into_iter().map(name_of).collect())
     }
 }
 
-/// What a node of a graph does, in a word.
+/// The name of a graph node.
 fn name_of(node: sys::CUgraphNode) -> String {
     let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
     // SAFETY: the node belongs to a live graph; plain data for which zero is a valid value in every field; the pointers are to places
@@ -151,12 +151,12 @@ fn name_of(node: sys::CUgraphNode) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// Names in order; a run that repeats is written once, with how often.
+/// Formats names in order; a repeated sequence is written once, with its count.
 fn counted(names: &[String]) -> String {
     let mut text = String::new();
     let mut rest = names;
     while !rest.is_empty() {
-        // The shortest run whose repetition covers most.
+        // The shortest sequence whose repetitions cover the most names.
         let repeats =
             |length: usize| rest.chunks(length).take_while(|chunk| *chunk == &rest[..length]).count();
         let (length, times) = (1..=rest.len().min(LONGEST_RUN))

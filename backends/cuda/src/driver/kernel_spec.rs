@@ -1,11 +1,11 @@
-//! A kernel before it is built: its source, its entry point and its constants.
+//! A kernel before it is compiled: its source, entry point and constants.
 
 use std::fmt;
 
-/// A kernel: a source, an entry in it, and the constants it is compiled with.
+/// A kernel: a source, an entry point, and the constants it is compiled with.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KernelSpec {
-    /// The source below `kernels/`.
+    /// The path of the source below `kernels/`.
     pub unit: &'static str,
     /// The name of the kernel.
     pub entry: &'static str,
@@ -13,7 +13,7 @@ pub struct KernelSpec {
     pub defines: Vec<(&'static str, String)>,
     /// Bytes of dynamic shared memory.
     pub shared: usize,
-    /// Whether its blocks wait for each other, so that all must be there at once.
+    /// Whether its blocks wait for each other, so that all must be resident at once (cooperative launch).
     pub together: bool,
 }
 
@@ -26,19 +26,19 @@ impl KernelSpec {
         Self::of(unit, entry, defines.into_iter().map(|(name, value)| (name, value.to_string())).collect())
     }
 
-    /// As [`KernelSpec::new`], for constants that are text already.
+    /// Same as [`KernelSpec::new`], for constants that are already formatted.
     pub(crate) fn of(unit: &'static str, entry: &'static str, defines: Vec<(&'static str, String)>) -> Self {
         Self { unit, entry, defines, shared: 0, together: false }
     }
 
-    /// The same kernel, whose blocks wait for each other.
+    /// The same kernel with a cooperative launch, because its blocks wait for each other.
     #[must_use]
     pub(crate) fn launched_together(mut self) -> Self {
         self.together = true;
         self
     }
 
-    /// The same kernel with so many bytes of dynamic shared memory.
+    /// The same kernel with this many bytes of dynamic shared memory.
     #[must_use]
     pub(crate) fn with_shared(mut self, bytes: usize) -> Self {
         self.shared = bytes;

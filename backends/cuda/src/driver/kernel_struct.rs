@@ -1,38 +1,39 @@
-//! Structs that kernels take: declared once in Rust, from which the CUDA declaration is generated.
+//! Parameter structs of kernels, declared once in Rust; the CUDA declarations are generated.
 //!
-//! [`kernel_struct`] makes a `repr(C)` struct and remembers its fields, so that [`declaration`] can write the same struct in CUDA C++ with
-//! assertions that sizes and alignments agree, and with them all offsets, which the compiler checks with every kernel. The generated headers are committed under
-//! `kernels/` for readers; a test holds them to the sources, and `cargo run -p dsrun-cuda --example kernel_headers` writes them.
+//! [`kernel_struct`] declares a `repr(C)` struct and records its fields, so that [`declaration`] can write the same struct in
+//! CUDA C++. Static assertions check that sizes and alignments, and thereby all offsets, agree whenever a kernel is compiled. The
+//! generated headers are committed under `kernels/` for readers; a test compares them with the sources, and `cargo run -p
+//! dsrun-cuda --example kernel_headers` writes them.
 
 use std::fmt::Write;
 
 /// An address on the device; 0 for none.
 pub(crate) type Pointer = u64;
 
-/// A field of a struct that kernels take.
+/// A field of a parameter struct.
 pub(crate) struct Field {
     pub(crate) name: &'static str,
-    /// Its doc comment, a line each.
+    /// Its doc comment, by line.
     pub(crate) doc: &'static [&'static str],
-    /// Its type in CUDA C++; of an element if it is an array.
+    /// Its type in CUDA C++; the element type for an array.
     pub(crate) cuda_type: &'static str,
-    /// Elements of the array; 0 if it is none.
+    /// The length of the array; 0 if it is not an array.
     pub(crate) length: usize,
     pub(crate) bytes: usize,
     pub(crate) alignment: usize,
 }
 
-/// A struct that kernels take.
+/// A parameter struct of kernels.
 pub(crate) trait KernelStruct: Copy + 'static {
     /// Its name in CUDA C++.
     const NAME: &'static str;
-    /// Its doc comment, a line each.
+    /// Its doc comment, by line.
     const DOC: &'static [&'static str];
     /// Its fields in order.
     const FIELDS: &'static [Field];
 }
 
-/// How many elements a field has, if it is an array.
+/// The length of a field, if it is an array.
 pub(crate) trait Length {
     const LENGTH: usize;
 }
@@ -47,7 +48,7 @@ impl<T, const N: usize> Length for [T; N] {
     const LENGTH: usize = N;
 }
 
-/// Declares a struct that kernels take. Each field has its type in CUDA C++ behind it, that of an element if it is an array.
+/// Declares a parameter struct. Each field is followed by its type in CUDA C++, or the element type for an array.
 macro_rules! kernel_struct {
     (
         $(#[doc = $doc:literal])*
@@ -121,7 +122,7 @@ pub(crate) fn params_header(unit: &str, declarations: &[String]) -> (String, Str
     (format!("{unit}_params.cuh"), header(&format!("Parameters of the kernels in {unit}.cu."), declarations))
 }
 
-/// A generated header: what it holds in a sentence, and the declarations.
+/// A generated header: a sentence about its contents, and the declarations.
 pub(crate) fn header(about: &str, declarations: &[String]) -> String {
     format!(
         "/*\n * {about}\n *\n * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.\n */\n{}",

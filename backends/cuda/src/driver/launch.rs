@@ -20,19 +20,19 @@ pub(crate) struct Function {
     pub(crate) name: &'static str,
     /// Bytes of dynamic shared memory.
     pub(crate) shared: u32,
-    /// Whether it may start before the kernel in front of it has finished.
+    /// Whether it may start before the preceding kernel has finished (programmatic dependent launch).
     pub(crate) overlaps: bool,
-    /// Whether its blocks wait for each other, and so must all be there at once.
+    /// Whether its blocks wait for each other, so that all must be resident at once (cooperative launch).
     pub(crate) together: bool,
 }
 
-/// The most parameters a kernel has.
+/// The maximum number of parameters of a kernel.
 const MAX_PARAMETERS: usize = 48;
 
 /// Parameters of a kernel, in the order of its signature.
 ///
-/// Each takes a word or more; the driver reads as many bytes from each as the kernel's parameter is long, so words may
-/// stand for all scalars, and several for a struct of words.
+/// Each parameter is stored in one or more 64-bit words. The driver reads only the bytes of the kernel's parameter, so
+/// one word can hold any scalar, and several words a struct.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parameters {
     words: Vec<MaybeUninit<u64>>,
@@ -52,7 +52,7 @@ impl Parameters {
         self
     }
 
-    /// A 64-bit whole number.
+    /// A 64-bit integer.
     #[must_use]
     pub(crate) fn size(mut self, size: usize) -> Self {
         self.start();
@@ -68,13 +68,14 @@ impl Parameters {
         self
     }
 
-    /// A struct that the kernel declares too.
+    /// A parameter struct.
     #[must_use]
     pub(crate) fn structure<T: KernelStruct>(mut self, structure: &T) -> Self {
         self.start();
         let first = self.words.len();
         self.words.resize(first + size_of::<T>().div_ceil(size_of::<u64>()), MaybeUninit::zeroed());
-        // SAFETY: there is room for all bytes of the struct. Its padding stays uninitialised: no one but the driver reads the words.
+        // SAFETY: there is room for all bytes of the struct. Its padding stays uninitialised, and only the driver reads the
+        // words.
         unsafe {
             let to = self.words[first..].as_mut_ptr().cast::<u8>();
             std::ptr::copy_nonoverlapping(std::ptr::from_ref(structure).cast::<u8>(), to, size_of::<T>());
@@ -82,7 +83,7 @@ impl Parameters {
         self
     }
 
-    /// A word of 32 bits.
+    /// A 32-bit word.
     #[must_use]
     pub(crate) fn word(mut self, value: u32) -> Self {
         self.start();
@@ -90,7 +91,7 @@ impl Parameters {
         self
     }
 
-    /// A real number.
+    /// A 32-bit float.
     #[must_use]
     pub(crate) fn float(self, value: f32) -> Self {
         self.word(value.to_bits())
@@ -112,22 +113,22 @@ pub(crate) struct Launch {
     pub(crate) parameters: Parameters,
 }
 
-/// One piece of work of a bound call.
+/// One operation of a bound call.
 #[derive(Debug)]
 pub(crate) enum LaunchOp {
     /// A kernel.
     Kernel(Launch),
-    /// A product by cuBLASLt.
+    /// A GEMM by cuBLASLt.
     Product(Product),
     /// An operation of NCCL.
     Nccl(NcclCall),
 }
 
-/// The most blocks along the second and third dimension of a grid.
+/// The maximum number of blocks along the second and third dimension of a grid.
 pub(crate) const MAX_GRID: usize = 65_535;
 
 impl LaunchOp {
-    /// A kernel; none if the grid is empty.
+    /// A kernel launch; `None` if the grid is empty.
     pub(crate) fn kernel(
         function: &Arc<Function>,
         grid: [usize; 3],
@@ -157,22 +158,22 @@ impl LaunchOp {
     }
 }
 
-/// What a bound call enqueues: launches with all parameters filled in. Clones share them.
+/// The operations of a bound call, with all parameters filled in. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Launches {
     op: Arc<str>,
     launches: Arc<[LaunchOp]>,
-    /// What the call is to its group, if it is a collective.
+    /// The group and the role of the call in it, if it is a collective.
     pub(crate) rendezvous: Option<Rendezvous>,
 }
 
 impl Launches {
-    /// The launches of a call of the op with this name.
+    /// The operations of a call of the op with this name.
     pub(crate) fn new(op: &str, launches: Vec<LaunchOp>, rendezvous: Option<Rendezvous>) -> Self {
         Self { op: op.into(), launches: launches.into(), rendezvous }
     }
 
-    /// Enqueues the launches on a stream that is not captured; those of a collective when its group is ready for it.
+    /// Enqueues the operations on a stream that is not being captured; those of a collective when its group is ready.
     pub(crate) fn run(&self, context: &Context, stream: &mut CudaStream) -> Result<()> {
         let Some(rendezvous) = &self.rendezvous else { return self.enqueue(context, stream) };
         let mut gatherings = Gatherings::default();

@@ -1,8 +1,8 @@
-//! Which of CUDA's libraries are there.
+//! Finds CUDA's libraries.
 //!
-//! `cudarc` panics when a library is missing, so nothing may call into one before it was found here. Libraries are looked
-//! for by name, as the system's loader does it; those in folders named by `DSRUN_CUDA_LIBRARIES` (separated by `:`) are
-//! opened first, which is how an NVRTC from a Python package is used.
+//! `cudarc` panics when a library is missing, so no function of a library may be called before it was found here.
+//! Libraries are searched by name, as by the system's loader. Those in the folders of `DSRUN_CUDA_LIBRARIES` (separated
+//! by `:`) are opened first, for example NVRTC from a Python package.
 
 use dsrun_core::{Code, Error, Result};
 use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW};
@@ -27,7 +27,7 @@ impl Library {
     /// Every library, in the order they are needed.
     pub const ALL: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::CublasLt];
 
-    /// The name without prefix and suffix.
+    /// The file name without prefix and suffix.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Driver => "cuda",
@@ -48,7 +48,7 @@ impl Library {
         }
     }
 
-    /// Whether it can be opened. Looked up once.
+    /// Whether it can be opened. The result is cached.
     pub fn is_present(self) -> bool {
         static PRESENT: [OnceLock<bool>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
         *PRESENT[self as usize].get_or_init(|| {
@@ -64,15 +64,15 @@ impl Library {
         })
     }
 
-    /// Checks that it is there.
+    /// Checks that it is present.
     ///
     /// # Errors
-    /// [`Code::Unavailable`]: says what is missing, what for, and where it was looked for.
+    /// [`Code::Unavailable`]: names the library, its purpose, and where it was searched.
     pub fn require(self) -> Result<()> {
         if self.is_present() {
             return Ok(());
         }
-        // Names with a number of bits are those of other systems.
+        // Names that contain a number of bits belong to other systems.
         let mut names = cudarc::get_lib_name_candidates(self.name());
         names.retain(|name| !name.contains("64"));
         let message = format!("{self} is missing: {}. {}", self.purpose(), looked_for(&names.join(", ")));
@@ -80,7 +80,7 @@ impl Library {
     }
 }
 
-/// Where libraries of these names were looked for, as a sentence.
+/// A sentence that says where libraries of these names were searched.
 fn looked_for(names: &str) -> String {
     let paths = env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let folders = env::var(FOLDERS).unwrap_or_default();
@@ -98,10 +98,10 @@ impl fmt::Display for Library {
 /// The variable that names folders to open libraries from.
 const FOLDERS: &str = "DSRUN_CUDA_LIBRARIES";
 
-/// Opens a library that nothing else opens, from the named folders or where the system's loader looks.
+/// Opens a library from the folders of `DSRUN_CUDA_LIBRARIES`, or by the system's loader.
 ///
 /// # Errors
-/// Why it cannot be opened, and where it was looked for.
+/// Why it cannot be opened, and where it was searched.
 pub(crate) fn open_by_name(name: &str) -> Result<Handle, String> {
     let folders = env::var_os(FOLDERS).unwrap_or_default();
     let candidates = env::split_paths(&folders).map(|folder| folder.join(name)).filter(|path| path.exists());
@@ -113,7 +113,7 @@ pub(crate) fn open_by_name(name: &str) -> Result<Handle, String> {
     })
 }
 
-/// Opens what stands in the named folders, NVRTC's builtins before NVRTC, which finds them by name only.
+/// Opens the libraries in the folders of `DSRUN_CUDA_LIBRARIES`: NVRTC's builtins before NVRTC, which finds them only by name.
 fn preload() {
     static OPENED: Mutex<Option<Vec<Handle>>> = Mutex::new(None);
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Memory: who may have how much, and buffers on the device and on the host.
+//! Memory accounting, and buffers on the device and on the host.
 
 use crate::driver::context::Context;
 use cudarc::driver::sys;
@@ -16,7 +16,7 @@ use std::{
     },
 };
 
-/// Operands are bound at multiples of this: what cuBLASLt takes for granted, and more than any vector load wants.
+/// The alignment of operands in bytes: required by cuBLASLt, and more than any vector load needs.
 pub(crate) const ALIGNMENT: usize = 256;
 
 /// Counts the memory a device handle holds.
@@ -61,8 +61,8 @@ impl Account {
     }
 }
 
-/// What is the matter where the device itself has no more: what of its memory is free, what there is in all, and what `used` of it
-/// this handle holds.
+/// Explains an out-of-memory error of the driver: the free and the total memory of the device, and the bytes `used` by this
+/// handle.
 pub(crate) fn shortage(used: u64, free: u64, total: u64) -> String {
     let others = total.saturating_sub(free).saturating_sub(used);
     format!(
@@ -75,7 +75,7 @@ pub(crate) fn shortage(used: u64, free: u64, total: u64) -> String {
     )
 }
 
-/// A number of bytes, for people.
+/// A number of bytes, displayed in binary units.
 pub(crate) struct Size(pub(crate) u64);
 
 impl fmt::Display for Size {
@@ -102,11 +102,11 @@ impl Drop for Reservation {
     }
 }
 
-/// A zeroed piece of memory, freed when all work that was enqueued before the drop is done.
+/// Zeroed memory, freed after all work that was enqueued before the drop.
 #[derive(Debug)]
 pub(crate) struct CudaBuffer {
     pub(crate) context: Arc<Context>,
-    /// Where the device sees it; 0 if it is empty.
+    /// The device address; 0 if the buffer is empty.
     pub(crate) pointer: u64,
     host: Option<HostPointer>,
     bytes: usize,
@@ -138,7 +138,7 @@ impl CudaBuffer {
         }
     }
 
-    /// The buffer of a slice, if it belongs to this handle and the slice lies in it, and where the device sees the slice.
+    /// The buffer and the device address of a slice; fails unless the buffer belongs to this handle and contains the slice.
     pub(crate) fn locate(slice: &BufferSlice, context: &Arc<Context>) -> Result<(Arc<Self>, u64)> {
         let any: Arc<dyn Any + Send + Sync> = slice.buffer.clone();
         let buffer = any
@@ -147,13 +147,13 @@ impl CudaBuffer {
         if !Arc::ptr_eq(&buffer.context, context) {
             return Err(Error::invalid("belongs to another handle of the device").field("buffer"));
         }
-        // The fields of a slice are public, so that it lies in its buffer is not a matter of course.
+        // The fields of a slice are public, so it may not lie in its buffer.
         BufferSlice::new(slice.buffer.clone(), slice.offset, slice.bytes)?;
         let pointer = buffer.pointer + slice.offset as u64;
         Ok((buffer, pointer))
     }
 
-    /// Host memory of a pinned buffer.
+    /// The host address of a pinned buffer.
     pub(crate) fn host(&self) -> Option<*mut u8> {
         self.host.map(|host| host.0.as_ptr())
     }

@@ -1,7 +1,7 @@
-//! NCCL: opened when it is first needed, and only if it is new enough.
+//! NCCL, loaded when it is first needed, if it is new enough.
 //!
-//! Communicators are non-blocking: no function of NCCL waits for another rank, and every wait here has a limit. The declarations
-//! are those of `nccl.h` since 2.18, whose functions and structs have kept their layout.
+//! Communicators are non-blocking: no function of NCCL waits for another rank, and every wait here has a timeout. The
+//! declarations are those of `nccl.h` since 2.18, whose functions and structs have not changed their layout.
 
 use crate::driver::{
     library::open_by_name,
@@ -23,7 +23,7 @@ pub(crate) const LIBRARY: &str = "libnccl.so.2";
 const OLDEST: i32 = 21_800;
 /// How long an operation may take to be enqueued. The first ones of a communicator connect ranks.
 const ENQUEUE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a communicator that is left may take to finish.
+/// How long a dropped communicator may take to finish.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of bytes of an id.
 const ID_BYTES: usize = 128;
@@ -51,14 +51,15 @@ struct OpaqueComm {
 
 type RawComm = *mut OpaqueComm;
 
-/// The beginning of `ncclConfig_t` as it was in 2.14, which every later version reads by its size. Later fields have their defaults.
+/// The prefix of `ncclConfig_t` as of 2.14. The struct contains its size, so later versions accept it and use defaults for later
+/// fields.
 #[repr(C)]
 struct Config {
     size: usize,
     magic: u32,
     version: u32,
     blocking: c_int,
-    /// A field of later versions in what was padding: undefined, which is the default.
+    /// A field of later versions in former padding, set to "undefined", the default.
     cga_cluster_size: c_int,
 }
 
@@ -76,7 +77,7 @@ impl Config {
 
 macro_rules! functions {
     ($($name:ident: $symbol:literal ($($argument:ty),*) -> $result:ty;)*) => {
-        /// The functions that are used.
+        /// The functions of NCCL that are used.
         struct Functions {
             $($name: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
@@ -114,7 +115,7 @@ functions! {
     receive: b"ncclRecv" (u64, usize, c_int, c_int, RawComm, *mut c_void) -> c_int;
 }
 
-/// The library. It is never closed while something of it lives.
+/// The library. It stays open as long as any of its objects lives.
 pub(crate) struct Nccl {
     functions: Functions,
     version: i32,
@@ -127,9 +128,9 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// A version as people write it.
+/// A version in its usual notation.
 pub(crate) fn written(version: i32) -> String {
-    // Up to 2.8 the first number counted thousands.
+    // Up to 2.8 the major version was multiplied by 1000, not 10000.
     let (major, rest) = if version < 10_000 {
         (version / 1000, version % 1000)
     } else {
@@ -164,7 +165,7 @@ impl Nccl {
     /// Opens NCCL where CUDA's libraries are looked for.
     ///
     /// # Errors
-    /// [`Code::Unavailable`] if it is missing, too old or incomplete; says where it was looked for, and what to do.
+    /// [`Code::Unavailable`] if it is missing, too old or incomplete; says where it was searched, and what to do.
     pub(crate) fn open() -> Result<Arc<Self>> {
         Self::open_named(LIBRARY)
     }
@@ -197,7 +198,7 @@ impl Nccl {
         Ok(Arc::new(Self { functions, version, _library: library }))
     }
 
-    /// The version, as it counts: 22809 is 2.28.9.
+    /// The version in its own encoding: 22809 is 2.28.9.
     pub(crate) fn version(&self) -> i32 {
         self.version
     }
@@ -254,13 +255,13 @@ impl fmt::Debug for NcclComm {
 pub(crate) enum Operation {
     /// Reduces `from` of all ranks.
     AllReduce(Reduction),
-    /// Leaves `count` elements of each rank one after the other.
+    /// Concatenates `count` elements of each rank.
     AllGather,
     /// Keeps `count` elements of the result.
     ReduceScatter(Reduction),
     /// Exchanges blocks of `count` elements with this many ranks.
     AllToAll(usize),
-    /// Copies those of a rank.
+    /// Copies the elements of this rank to all others.
     Broadcast(usize),
     /// Sends `from` to a rank.
     Send(usize),
@@ -308,7 +309,7 @@ fn rank_number(rank: usize) -> c_int {
 }
 
 impl NcclComm {
-    /// Makes the communicator of a rank, on the device whose context is current, and waits until all ranks have come.
+    /// Creates the communicator of a rank, on the device whose context is current, and waits until all ranks have joined.
     ///
     /// # Errors
     /// If NCCL fails, or the ranks are not connected within `timeout`.
@@ -337,7 +338,7 @@ impl NcclComm {
         self.comm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nothing is in progress on the host's side. Meanwhile the communicator may be aborted.
+    /// Waits until no operation is in progress on the host. The communicator may be aborted meanwhile.
     fn settle(&self, what: &str, timeout: Duration) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -354,7 +355,7 @@ impl NcclComm {
         }
     }
 
-    /// Success, or whether something is in progress.
+    /// The asynchronous state: success, or in progress.
     fn state(&self, what: &str) -> Result<c_int> {
         let locked = self.lock();
         let Some(Raw(comm)) = *locked else { return Err(aborted()) };
@@ -373,7 +374,7 @@ impl NcclComm {
         self.state("a collective").map(drop)
     }
 
-    /// Ends all operations. Does not wait: NCCL may.
+    /// Aborts all operations, on another thread, because NCCL may block.
     pub(crate) fn abort(&self) {
         let Some(comm) = self.lock().take() else { return };
         let nccl = self.nccl.clone();

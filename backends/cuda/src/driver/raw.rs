@@ -14,7 +14,7 @@ impl<T> Clone for Raw<T> {
 
 impl<T> Copy for Raw<T> {}
 
-// SAFETY: a handle is a name; the library synchronises its use.
+// SAFETY: a handle is only an identifier; the library synchronises its use.
 unsafe impl<T> Send for Raw<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Raw<T> {}

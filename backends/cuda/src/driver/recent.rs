@@ -1,4 +1,4 @@
-//! What was enqueued last: errors of the device show only later, where something else is under way.
+//! The names of the last launches, for error messages: device errors are asynchronous and surface at later calls.
 
 use std::{
     collections::VecDeque,
@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// How many names are kept.
+/// The number of names kept.
 const KEPT: usize = 6;
 
 /// Names of kernels and graphs, in the order in which they were enqueued on any stream of a handle.
@@ -14,7 +14,7 @@ const KEPT: usize = 6;
 pub(crate) struct Recent(Mutex<VecDeque<&'static str>>);
 
 impl Recent {
-    /// Notes that something was enqueued.
+    /// Records a launch.
     pub(crate) fn note(&self, name: &'static str) {
         let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if names.len() == KEPT {
@@ -24,7 +24,7 @@ impl Recent {
     }
 }
 
-/// An appendix to a message; nothing if nothing was enqueued.
+/// A suffix for an error message; empty if nothing was enqueued.
 impl fmt::Display for Recent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);

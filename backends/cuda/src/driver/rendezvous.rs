@@ -1,27 +1,28 @@
-//! How streams deal with groups of ranks: what they ask before a collective is enqueued, and while its end is waited for.
+//! The interface between streams and groups of ranks: called before and after collectives are enqueued, and while they are waited
+//! for.
 
 use dsrun_core::Result;
 use std::{fmt::Debug, sync::Arc};
 
 /// A group of ranks, as the streams that run its collectives see it.
 pub(crate) trait Group: Debug + Send + Sync {
-    /// Reports whether the group has failed. If another rank ended it, this ends the waits of its kernels on this rank.
+    /// Reports whether the group has failed. If another rank aborted it, this also aborts the waits of this rank's kernels.
     ///
     /// # Errors
-    /// Why it failed. Results of its collectives that were not awaited before are undefined.
+    /// The reason of the failure. Results of collectives that were not waited for before are undefined.
     fn check(&self) -> Result<()>;
 
-    /// Called before collectives are enqueued, with what each of them does. Ranks that share a device wait here until those that they
-    /// exchange data with are about to enqueue their part.
+    /// Called before collectives are enqueued, with the peers of each. Ranks that share a device wait here until their peers are
+    /// about to enqueue their part.
     ///
     /// # Errors
-    /// If the group has failed, or a rank does not come in time.
+    /// If the group has failed, or a rank does not arrive in time.
     fn before(&self, turns: &[Turn]) -> Result<()>;
 
-    /// Called when they are enqueued. Ranks that share a device wait here until those that came with them have enqueued theirs.
+    /// Called after collectives were enqueued. Ranks that share a device wait here until their peers have enqueued their part.
     ///
     /// # Errors
-    /// As [`Self::before`].
+    /// Same as [`Self::before`].
     fn after(&self, turns: &[Turn]) -> Result<()>;
 }
 
@@ -36,14 +37,14 @@ pub(crate) enum Turn {
     Receive(usize),
 }
 
-/// What a collective is to its group.
+/// The group of a collective, and its peers in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Rendezvous {
     pub(crate) group: Arc<dyn Group>,
     pub(crate) turn: Turn,
 }
 
-/// The collectives of a sequence of calls, by group in the order in which the groups are met.
+/// The collectives of a sequence of calls by group, in order of first use.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gatherings(Vec<(Arc<dyn Group>, Vec<Turn>)>);
 
@@ -67,7 +68,7 @@ impl Gatherings {
         self.0.iter().map(|(group, _)| group)
     }
 
-    /// As [`Group::before`], for every group.
+    /// Same as [`Group::before`], for every group.
     ///
     /// # Errors
     /// As there.
@@ -75,7 +76,7 @@ impl Gatherings {
         self.0.iter().try_for_each(|(group, turns)| group.before(turns))
     }
 
-    /// As [`Group::after`], for every group.
+    /// Same as [`Group::after`], for every group.
     ///
     /// # Errors
     /// As there.
@@ -89,7 +90,7 @@ impl Gatherings {
 pub(crate) struct Watched(Vec<Arc<dyn Group>>);
 
 impl Watched {
-    /// Adds groups that are not there yet.
+    /// Adds groups that are not in the set yet.
     pub(crate) fn add<'a>(&mut self, groups: impl Iterator<Item = &'a Arc<dyn Group>>) {
         for group in groups {
             if !self.0.iter().any(|other| Arc::ptr_eq(other, group)) {
@@ -98,10 +99,10 @@ impl Watched {
         }
     }
 
-    /// As [`Group::check`], for every group.
+    /// Same as [`Group::check`], for every group.
     ///
     /// # Errors
-    /// That of the first group that failed.
+    /// The error of the first group that failed.
     pub(crate) fn check(&self) -> Result<()> {
         self.0.iter().try_for_each(|group| group.check())
     }

@@ -1,5 +1,5 @@
-//! The kernel sources, embedded as text. A unit is the common headers, the headers it names and one `.cu` file, put together here:
-//! the compiler is given one text and no folder to look in.
+//! The kernel sources, embedded as text. A unit is the concatenation of the common headers, the headers it names and one `.cu`
+//! file: the compiler gets a single text and no include path.
 
 /// A file: its name below `kernels/`, and its text.
 struct File {
@@ -209,7 +209,7 @@ fn find(name: &str) -> Option<&'static Unit> {
     UNITS.iter().find(|unit| unit.own.name == name)
 }
 
-/// The whole text of a unit, in which every line is said to be where it is written.
+/// The whole text of a unit, with `#line` directives that refer to the original files.
 pub(crate) fn text(name: &str) -> Option<String> {
     let unit = find(name)?;
     let files = PRELUDE.iter().chain(unit.headers).chain([&unit.own]);
@@ -217,7 +217,7 @@ pub(crate) fn text(name: &str) -> Option<String> {
     Some(parts.collect::<Vec<_>>().join("\n"))
 }
 
-/// Whether every kernel of a unit waits for the kernels in front of it: only then may it start before they have finished.
+/// Whether every kernel of a unit waits for its predecessor: only then may it use programmatic dependent launch.
 pub(crate) fn every_kernel_waits(name: &str) -> bool {
     find(name).is_some_and(|unit| {
         let count = |text: &str| unit.own.text.matches(text).count();

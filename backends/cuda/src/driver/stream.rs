@@ -27,13 +27,13 @@ use std::{
 
 /// Threads of a block of the kernel that copies a few words.
 const THREADS: usize = 256;
-/// Bytes of a piece of staging memory.
+/// Bytes of a chunk of staging memory.
 const PIECE: usize = 1 << 20;
-/// Pieces in the ring: so many copies are under way while the host fills the next.
+/// Chunks in the ring buffer: the host fills one while the copies of the others are in flight.
 const PIECES: usize = 4;
-/// The most bytes that a kernel copies between host and device.
+/// The maximum number of bytes that a kernel copies between host and device.
 const FEW: usize = 32 << 10;
-/// The first driver with the function that reads the time between events: 12.8.
+/// The first driver that has `cuEventElapsedTime_v2`: 12.8.
 const TIMED_DRIVER: i32 = 12_080;
 
 /// The kernel that copies a few words between host and device.
@@ -46,17 +46,17 @@ pub fn copy_kernel() -> KernelSpec {
 pub(crate) struct CudaStream {
     pub(crate) context: Arc<Context>,
     pub(crate) raw: RawStream,
-    /// Pinned memory that uploads and downloads go through, and for each piece the event behind its last copy.
+    /// Pinned memory that uploads and downloads go through, and for each chunk the event after its last copy.
     staging: Option<(CudaBuffer, Vec<CudaEvent>)>,
-    /// The piece in use, and how much of it is full.
+    /// The current chunk, and the number of bytes used in it.
     position: (usize, usize),
-    /// The kernel that copies a few words; none where kernels cannot be made.
+    /// The kernel that copies a few words; `None` if kernels cannot be compiled.
     copier: OnceCell<Option<Arc<Function>>>,
-    /// Where calls go instead of to the device, while they are gathered for a graph.
+    /// Records calls instead of enqueuing them, while a graph is captured.
     pub(crate) recorded: Option<Vec<Launches>>,
-    /// A graph that is launched with what comes next.
+    /// A graph whose launch is delayed until the next command.
     put_off: Option<Arc<Replay>>,
-    /// The groups whose collectives were enqueued: while one's end is awaited, another rank may end it.
+    /// The groups whose collectives were enqueued: waits also check whether another rank has aborted them.
     watched: Watched,
 }
 
@@ -75,7 +75,7 @@ impl CudaStream {
         })
     }
 
-    /// The stream behind the trait, if it belongs to this handle, with nothing put off.
+    /// Downcasts a stream that belongs to this handle, and launches its delayed graph.
     pub(crate) fn own<'a>(stream: &'a mut dyn Stream, context: &Arc<Context>) -> Result<&'a mut Self> {
         match (stream as &mut dyn Any).downcast_mut::<Self>() {
             Some(own) if Arc::ptr_eq(&own.context, context) => own.launch_put_off().map(|()| own),
@@ -84,7 +84,7 @@ impl CudaStream {
         }
     }
 
-    /// Launches a graph, now or with what comes next.
+    /// Launches a graph now, or delays it until the next command.
     pub(crate) fn launch(&mut self, graph: &Arc<Replay>) -> Result<()> {
         if graph.is_short() {
             self.put_off = Some(graph.clone());
@@ -93,7 +93,7 @@ impl CudaStream {
         graph.launch(self)
     }
 
-    /// Launches what was put off: in front of all else that is enqueued.
+    /// Launches the delayed graph, before anything else is enqueued.
     fn launch_put_off(&mut self) -> Result<()> {
         self.put_off.take().map_or(Ok(()), |graph| graph.launch(self))
     }
@@ -116,14 +116,14 @@ impl CudaStream {
         self.context.wait_until(what, timeout, &self.watched, query)
     }
 
-    /// Where the device sees a place of the staging memory.
+    /// The device address of a host address in the staging memory.
     fn seen_by_device(&self, staged: *mut u8) -> u64 {
         let base = self.staging.as_ref().and_then(|(buffer, _)| Some((buffer.host()?, buffer.pointer)));
         base.map_or(0, |(host, pointer)| pointer + (staged.addr() - host.addr()) as u64)
     }
 
-    /// Copies a few words between pinned memory and the device by a kernel, which may become part of the graph in front of it; whether
-    /// it did.
+    /// Copies a few words between pinned memory and the device by a kernel, which may become part of the delayed graph. Returns
+    /// false if the kernel cannot make this copy.
     fn copy_few(&mut self, copy: FewWords) -> Result<bool> {
         let Some(step) = self.step_of(copy) else { return Ok(false) };
         if let Some(graph) = self.put_off.take() {
@@ -136,7 +136,7 @@ impl CudaStream {
         step.enqueue(&context, self).map(|()| true)
     }
 
-    /// The kernel that copies a few whole words; none for other copies.
+    /// The launch that copies a few whole words; `None` for other copies.
     fn step_of(&self, FewWords { to, from, bytes }: FewWords) -> Option<LaunchOp> {
         let words = size_of::<u32>();
         let whole = (to | from).is_multiple_of(words as u64) && bytes.is_multiple_of(words);
@@ -164,7 +164,7 @@ impl CudaStream {
             events[piece].wait_for("staging memory", OWN_TIMEOUT)?;
         }
         let bytes = wanted.min(PIECE - start);
-        // Copies start at multiples of 16, so that each is fast.
+        // Copies start at multiples of 16 bytes, which is faster.
         self.position = (piece, (start + bytes).next_multiple_of(16).min(PIECE));
         let host = buffer.host().ok_or_else(|| Error::internal("staging memory is not on the host"))?;
         // SAFETY: `piece < PIECES` and `start <= PIECE`, so this is inside the buffer.
@@ -298,13 +298,13 @@ impl Stream for CudaStream {
     }
 }
 
-/// A point in a stream.
+/// An event: a point in a stream.
 #[derive(Debug)]
 pub(crate) struct CudaEvent {
     context: Arc<Context>,
     raw: RawEvent,
     recorded: AtomicBool,
-    /// Those of the stream that it was recorded on.
+    /// The watched groups of the stream that it was recorded on.
     watched: Mutex<Watched>,
 }
 

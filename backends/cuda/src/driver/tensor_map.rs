@@ -1,10 +1,10 @@
-//! Descriptions of tensors for the bulk copy engine (TMA).
+//! Tensor maps, which describe tensors to TMA, the bulk copy engine.
 
 use crate::driver::kernel_struct::Length;
 use cudarc::driver::sys;
 use dsrun_core::{DType, Error, Result};
 
-/// A descriptor of a tensor for the bulk copy engine, as kernels take it. Elements outside the tensor arrive as zeros.
+/// A TMA tensor map, as passed to kernels. Elements outside the tensor are read as zeros.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct TensorMap([u64; 16]);
@@ -14,8 +14,8 @@ impl Length for TensorMap {
 }
 
 impl TensorMap {
-    /// Bytes: sizes of all dimensions, innermost first, strides of all but that, and the box that a copy brings. Rows of a
-    /// box may be swizzled: then they are 128 bytes.
+    /// A tensor of bytes: sizes of all dimensions, innermost first; strides of all but the innermost; and the box of one
+    /// copy. Rows of a box may be swizzled; then they have 128 bytes.
     pub(crate) fn bytes<const N: usize, const M: usize>(
         address: u64,
         sizes: [u64; N],
@@ -33,7 +33,7 @@ impl TensorMap {
         )
     }
 
-    /// Elements of a type, of which strides count the bytes.
+    /// A tensor of a given element type, with strides in bytes.
     pub(crate) fn new<const N: usize, const M: usize>(
         kind: sys::CUtensorMapDataType,
         address: u64,
@@ -76,7 +76,7 @@ impl TensorMap {
         Ok(Self(map.opaque))
     }
 
-    /// Elements of 16 bits, which strides count too, in rows of 128 bytes, swizzled.
+    /// A tensor of 16-bit elements, with strides in elements, in swizzled rows of 128 bytes.
     pub(crate) fn of_halves<const N: usize, const M: usize>(
         dtype: DType,
         address: u64,
@@ -92,7 +92,7 @@ impl TensorMap {
         Self::new(kind, address, sizes, strides, box_sizes, true)
     }
 
-    /// As a parameter.
+    /// The words of a kernel parameter.
     pub(crate) fn words(&self) -> [u64; 16] {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Reading the body of a region, call by call.
+//! Reads the body of a region call by call.
 
 use dsrun_core::{
     op::Op,
@@ -6,7 +6,7 @@ use dsrun_core::{
     region::Region,
 };
 
-/// Takes the calls of a body one after the other.
+/// An iterator over the calls of a body.
 #[derive(Clone, Copy)]
 pub(super) struct BodyReader<'a> {
     calls: &'a [Call],
@@ -18,7 +18,7 @@ impl<'a> BodyReader<'a> {
         Self { calls: region.calls() }
     }
 
-    /// The next call, which stays.
+    /// The next call, without taking it.
     pub(super) fn peek(&self) -> Option<&'a Call> {
         self.calls.first()
     }
@@ -28,7 +28,7 @@ impl<'a> BodyReader<'a> {
         self.calls.is_empty()
     }
 
-    /// Takes the next call if `wanted` reads its op.
+    /// Takes the next call if `wanted` returns a value for its op.
     pub(super) fn take<T>(&mut self, wanted: impl Fn(&'a Op) -> Option<T>) -> Option<(T, &'a Call)> {
         let (call, rest) = self.calls.split_first()?;
         let op = wanted(&call.op)?;
@@ -37,12 +37,12 @@ impl<'a> BodyReader<'a> {
     }
 }
 
-/// The number of the value that is operand `index` of a call; `None` if it is left out.
+/// The value id of operand `index` of a call; `None` if it is absent.
 pub(super) fn value(call: &Call, index: usize) -> Option<usize> {
     call.operands.get(index).copied().flatten().map(ValueId::index)
 }
 
-/// The number of the value that is result `index` of a call.
+/// The value id of result `index` of a call.
 pub(super) fn made(call: &Call, index: usize) -> Option<usize> {
     call.results.get(index).copied().map(ValueId::index)
 }

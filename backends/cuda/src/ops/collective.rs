@@ -1,6 +1,6 @@
-//! Collectives: by peer exchange or by NCCL, as the group and the size have it.
+//! Collectives, by peer exchange or by NCCL, depending on the group and the size.
 //!
-//! The data that moves is dense: rows below the extent by peer exchange, and all rows by NCCL, which takes its counts from the host.
+//! Peer exchange transfers the rows below the extent; NCCL transfers all rows, because it takes its counts from the host.
 
 mod by_nccl;
 mod by_peers;
@@ -26,7 +26,7 @@ fn comm(call: &CallDesc) -> Result<Arc<CudaComm>> {
     any.downcast().map_err(|_| Error::invalid("is a group of another backend").at("comm"))
 }
 
-/// What a call is to its group, if it is a collective.
+/// The rendezvous of a call, if it is a collective.
 ///
 /// # Errors
 /// If the group was joined by another handle of the device.
@@ -56,31 +56,31 @@ pub(super) fn plan(call: &CallDesc) -> Result<KernelPlan> {
             true => by_peers::plan(call, planes, &comm),
             false => by_nccl::plan(call, planes, nccl),
         },
-        (None, None) => Err(Error::internal("a group has no way to exchange data")),
+        (None, None) => Err(Error::internal("the group has no transport")),
     }
 }
 
-/// The planes of one shape that are exchanged: what of the operand goes to each rank, and where in the result that of each rank comes.
-/// One that goes to all ranks, or that all ranks reduce to, stays the same.
+/// The planes that ranks exchange, all of one shape: the part of the operand that goes to each rank, and the part of the result
+/// that comes from each rank. A stride of 0 means the same plane for all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Planes {
     ranks: usize,
     rows: usize,
     columns: usize,
     element_bytes: usize,
-    /// Elements from a rank's plane of the operand to that of the next.
+    /// Elements from one rank's plane of the operand to the next rank's.
     x_part: usize,
-    /// Elements from a rank's plane of the result to that of the next.
+    /// Elements from one rank's plane of the result to the next rank's.
     y_part: usize,
-    /// Whether the operand's rows, and the result's, are without gaps.
+    /// Whether the rows of the operand, and of the result, are contiguous.
     dense: [bool; 2],
-    /// Whether the device knows how many rows are real.
+    /// Whether the number of valid rows is an extent on the device.
     bounded: bool,
-    /// Whether rows of all planes are made of whole, aligned 8 bytes.
+    /// Whether rows of all planes consist of whole, aligned 8-byte words.
     wide: bool,
 }
 
-/// Whether the rows follow each other without gaps.
+/// Whether the rows are contiguous.
 fn is_dense(plane: &TensorDesc) -> bool {
     plane.shape[0] <= 1 || plane.strides[0] == plane.shape[1]
 }
@@ -111,7 +111,7 @@ impl Planes {
         };
         let bounded = x.bounded || y.bounded;
         if by_rows && bounded {
-            let message = "is bounded, but its rows are shared out";
+            let message = "is bounded, but its rows are divided among ranks";
             return Err(Error::unsupported(message).at("x").field("extent"));
         }
         let (mut rows, columns) = match &call.op {
@@ -135,7 +135,7 @@ impl Planes {
         Ok(Self { ranks, rows, columns, element_bytes, x_part, y_part, dense, bounded, wide })
     }
 
-    /// The most bytes that go from one rank to another.
+    /// The maximum number of bytes sent from one rank to another.
     fn bytes(&self) -> usize {
         self.rows * self.columns * self.element_bytes
     }

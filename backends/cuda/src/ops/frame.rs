@@ -1,4 +1,4 @@
-//! The operands and results of a bound call: where they are, and what keeps them alive.
+//! The operands and results of a bound call: their addresses, and references that keep them alive.
 
 use crate::{
     driver::{context::Context, launch::Parameters, memory::CudaBuffer},
@@ -15,9 +15,9 @@ use std::{any::Any, sync::Arc};
 #[derive(Clone, Debug)]
 pub(crate) struct Bound {
     pub(crate) desc: TensorDesc,
-    /// Where its first element is.
+    /// The address of its first element.
     pub(crate) address: u64,
-    /// Where its extent is; 0 if all rows are real.
+    /// The address of its extent; 0 if all rows are valid.
     pub(crate) extent: u64,
 }
 
@@ -27,7 +27,7 @@ impl Bound {
         self.desc.strides.get(dimension).copied().unwrap_or(1)
     }
 
-    /// A size; 1 for a dimension it does not have.
+    /// The size of a dimension; 1 for a dimension it does not have.
     pub(crate) fn size(&self, dimension: usize) -> usize {
         self.desc.shape.get(dimension).copied().unwrap_or(1)
     }
@@ -115,7 +115,7 @@ impl Frame {
         Ok(Self { operands, results, workspace, persistent: own, keep })
     }
 
-    /// The frame of a call in the body of this region. It keeps nothing alive, and has no memory of its own.
+    /// The frame of a call in the body of this region. It borrows from this frame: it keeps nothing alive and has no memory.
     pub(crate) fn within(&self, operands: &[Option<Source<'_>>], results: Vec<Bound>) -> Self {
         let operand = |source: &Option<Source<'_>>| match (*source)? {
             Source::Operand(index) => self.operands.get(index)?.clone(),
@@ -125,7 +125,7 @@ impl Frame {
         Self { operands, results, workspace: 0, persistent: 0, keep: Vec::new() }
     }
 
-    /// The tensor operand at `index`, if it is there.
+    /// The tensor operand at `index`, if it is present.
     pub(crate) fn optional(&self, index: usize) -> Option<&Bound> {
         match self.operands.get(index)?.as_ref()? {
             Operand::Tensor(bound) => Some(bound),
@@ -133,17 +133,17 @@ impl Frame {
         }
     }
 
-    /// Where the tensor operand at `index` is, or 0.
+    /// The address of the tensor operand at `index`, or 0.
     pub(crate) fn address(&self, index: usize) -> u64 {
         self.optional(index).map_or(0, |bound| bound.address)
     }
 
     /// The tensor operand at `index`.
     pub(crate) fn tensor(&self, index: usize) -> Result<&Bound> {
-        self.optional(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))
+        self.optional(index).ok_or_else(|| Error::internal(format!("operand {index} is not a tensor")))
     }
 
-    /// The weight at `index`, if it is there.
+    /// The weight at `index`, if it is present.
     pub(crate) fn optional_weight(&self, index: usize) -> Option<&Arc<CudaWeight>> {
         match self.operands.get(index)?.as_ref()? {
             Operand::Weight(weight) => Some(weight),
@@ -153,7 +153,7 @@ impl Frame {
 
     /// The weight at `index`.
     pub(crate) fn weight(&self, index: usize) -> Result<&Arc<CudaWeight>> {
-        self.optional_weight(index).ok_or_else(|| Error::internal(format!("operand {index} is no weight")))
+        self.optional_weight(index).ok_or_else(|| Error::internal(format!("operand {index} is not a weight")))
     }
 
     /// The result at `index`.
@@ -161,21 +161,21 @@ impl Frame {
         self.results.get(index).ok_or_else(|| Error::internal(format!("there is no result {index}")))
     }
 
-    /// How many buffers the frame keeps alive.
+    /// The number of buffers that the frame keeps alive.
     pub(crate) fn kept(&self) -> usize {
         self.keep.len()
     }
 }
 
 impl Parameters {
-    /// A tensor: address and distance between rows, two parameters.
+    /// Appends a tensor as two parameters: address and row stride.
     #[must_use]
     pub(crate) fn rows(self, tensor: &Bound) -> Self {
         let stride = tensor.stride(0);
         self.address(tensor.address).size(stride)
     }
 
-    /// The extent of these tensors, of which each has at most `rows` rows.
+    /// Appends the extent of these tensors, each of which has at most `rows` rows.
     #[must_use]
     pub(crate) fn extent(self, rows: usize, tensors: &[&Bound]) -> Self {
         self.structure(&ExtentParams::of(rows, tensors))

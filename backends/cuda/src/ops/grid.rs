@@ -6,12 +6,12 @@ use dsrun_core::TensorDesc;
 /// Threads of a block of kernels over planes.
 pub(crate) const THREADS: usize = 256;
 
-/// Elements that a thread of a wide kernel takes at a time.
+/// Elements that a thread of a wide kernel processes at a time.
 pub(super) const WIDE: usize = 8;
-/// Rows from which on wide kernels pay: fewer have too few threads to fill the device.
+/// The minimum number of rows for wide kernels: with fewer, there are too few threads to fill the device.
 const WIDE_ROWS: usize = 16;
 
-/// Blocks that loop over rows when `at_once` are resident: as few as need equally many rounds.
+/// The number of blocks that loop over rows, if `at_once` are resident: the fewest that need the same number of iterations.
 pub(super) fn evenly(rows: usize, at_once: usize) -> usize {
     let rounds = rows.div_ceil(at_once.max(1)).max(1);
     rows.div_ceil(rounds)

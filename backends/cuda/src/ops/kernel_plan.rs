@@ -1,4 +1,4 @@
-//! How a call is run: its kernels, its memory, and how its launches are made once it is bound.
+//! The plan of a call: its kernels, its memory, and the function that makes its launches when it is bound.
 
 use crate::{
     driver::{
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub(crate) type MakeLaunches =
     Box<dyn Fn(&Frame, &[Arc<Function>], &Context) -> Result<Vec<LaunchOp>> + Send + Sync>;
 
-/// How a call is run.
+/// The plan of a call.
 pub(crate) struct KernelPlan {
     pub(crate) kernels: Vec<KernelSpec>,
     /// Bytes of scratch memory, which calls of a stream may share.
@@ -37,7 +37,7 @@ impl KernelPlan {
         Self::of(vec![spec], launches)
     }
 
-    /// A plan without memory of its own.
+    /// A plan without scratch or persistent memory.
     pub(crate) fn of(kernels: Vec<KernelSpec>, launches: MakeLaunches) -> Self {
         Self { kernels, workspace: 0, persistent: 0, batch_invariant: true, launches }
     }

@@ -1,4 +1,4 @@
-//! The operands and results of a call by number, and the names of their types in the kernels.
+//! The operands and results of a call by index, and the kernels' names of their types.
 
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightType,
@@ -11,11 +11,11 @@ pub(crate) fn type_name(dtype: DType) -> Result<&'static str> {
         DType::F32 => Ok("f32"),
         DType::F16 => Ok("f16"),
         DType::BF16 => Ok("bf16"),
-        other => Err(Error::internal(format!("{other} is no float type"))),
+        other => Err(Error::internal(format!("{other} is not a float type"))),
     }
 }
 
-/// The name in the kernels of a type whose elements have so many bytes, for copies.
+/// The kernels' name of a type with elements of this many bytes, for copies.
 pub(super) fn bits_of(bytes: usize) -> Result<&'static str> {
     match bytes {
         1 => Ok("u8"),
@@ -27,14 +27,14 @@ pub(super) fn bits_of(bytes: usize) -> Result<&'static str> {
 
 /// The tensor operand at `index`.
 pub(super) fn operand(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
-    call.tensor(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))
+    call.tensor(index).ok_or_else(|| Error::internal(format!("operand {index} is not a tensor")))
 }
 
 /// The type of the packed weight at `index`.
 pub(super) fn weight_type(call: &CallDesc, index: usize) -> Result<&WeightType> {
     match call.operands.get(index) {
         Some(Some(OperandDesc::Weight(weight))) => Ok(weight),
-        _ => Err(Error::internal(format!("operand {index} is no weight"))),
+        _ => Err(Error::internal(format!("operand {index} is not a weight"))),
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) fn type_of(call: &CallDesc, index: usize) -> Result<&'static str> {
     type_name(operand(call, index)?.dtype)
 }
 
-/// As [`type_of`], for an operand that may be left out: then any type will do.
+/// Same as [`type_of`], for an optional operand: if it is absent, any type will do.
 pub(super) fn type_or_f32(call: &CallDesc, index: usize) -> Result<&'static str> {
     call.tensor(index).map_or(Ok("f32"), |tensor| type_name(tensor.dtype))
 }

@@ -1,19 +1,19 @@
-//! Structs that kernels of several families take: `kernels/params.cuh`.
+//! Parameter structs of several kernel families: `kernels/params.cuh`.
 
 use crate::{
     driver::kernel_struct::{Pointer, declaration, header, kernel_struct},
     ops::{frame::Bound, weight::CudaWeight},
 };
 
-/// The most different row counts of an extent: no op has more operands and results over one dimension.
+/// The maximum number of different row counts of an extent: no op has more operands and results over one dimension.
 pub(in crate::ops) const EXTENTS: usize = 8;
 
 kernel_struct! {
-    /// How many rows of a dimension are real. The kernels' `struct Extent` derives from it.
+    /// The number of valid rows of a dimension. The kernels' `struct Extent` derives from it.
     pub(in crate::ops) struct ExtentParams {
         /// Addresses of row counts in device memory, without gaps; null after the last.
         pub(in crate::ops) counts: [Pointer; EXTENTS] = "const int*",
-        /// The most rows there may be.
+        /// The maximum number of rows.
         pub(in crate::ops) rows: i64 = "i64",
     }
 }
@@ -51,7 +51,7 @@ kernel_struct! {
     }
 }
 
-/// The addresses that are not null, each once.
+/// The distinct addresses that are not null.
 pub(in crate::ops) fn distinct(mut addresses: Vec<u64>) -> Vec<u64> {
     addresses.retain(|address| *address != 0);
     addresses.sort_unstable();
@@ -60,12 +60,12 @@ pub(in crate::ops) fn distinct(mut addresses: Vec<u64>) -> Vec<u64> {
 }
 
 impl ExtentParams {
-    /// The extent of these tensors, of which each has at most `rows` rows.
+    /// The extent of these tensors, each of which has at most `rows` rows.
     pub(in crate::ops) fn of(rows: usize, tensors: &[&Bound]) -> Self {
         Self::new(rows, distinct(tensors.iter().map(|tensor| tensor.extent).collect()))
     }
 
-    /// The extent of at most [`EXTENTS`] row counts, of which none is null.
+    /// The extent of at most [`EXTENTS`] row counts, none of which is null.
     pub(in crate::ops) fn new(rows: usize, mut counts: Vec<u64>) -> Self {
         counts.resize(EXTENTS, 0);
         Self { counts: std::array::from_fn(|index| counts[index]), rows: rows as i64 }
@@ -78,14 +78,14 @@ impl MatrixParams {
         Self { first: tensor.address, stride: tensor.stride(0) as i64 }
     }
 
-    /// As [`Self::of`], for an operand that may be absent.
+    /// Same as [`Self::of`], for an operand that may be absent.
     pub(in crate::ops) fn optional(tensor: Option<&Bound>) -> Self {
         tensor.map_or_else(Self::default, Self::of)
     }
 }
 
 impl WeightParams {
-    /// Where a weight is.
+    /// The parameters of a weight.
     pub(in crate::ops) fn of(weight: &CudaWeight) -> Self {
         Self {
             elements: weight.address(),
@@ -107,7 +107,7 @@ impl Strides {
 /// The text of `kernels/params.cuh`.
 pub(crate) fn params_header() -> String {
     header(
-        "Structs that kernels of several families take.",
+        "Parameter structs of several kernel families.",
         &[
             declaration::<ExtentParams>(),
             declaration::<MatrixParams>(),

@@ -1,5 +1,5 @@
-//! Fused kernels for regions. A body is read for what it does, so any that a kernel can run is native, whatever it is called;
-//! every other is core's to lower.
+//! Fused kernels for regions. A region is recognised by its body, not by its name: if a kernel supports the body it is
+//! native, otherwise core lowers the region.
 //!
 //! | body | runs as |
 //! |---|---|

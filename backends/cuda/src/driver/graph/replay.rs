@@ -1,9 +1,9 @@
-//! Launching a captured graph, and with it a copy to the host behind it.
+//! Launches a captured graph, together with the copy to the host that follows it.
 //!
-//! Epilogue a step, a few words of results are copied into pinned memory. That is a kernel, which begins microseconds after the graph
-//! has ended, where within the graph it is one more node. So a stream puts the launch of a short graph off until it is told what comes
-//! next. If that is such a copy, a graph with it is launched instead: made when a place is met again, and kept, as results of steps in
-//! flight go to few places.
+//! After a step, a few words of results are copied to pinned memory by a kernel. As a separate launch it would start microseconds
+//! after the graph; as a node of the graph it costs almost nothing. So a stream delays the launch of a short graph until the next
+//! command. If that is such a copy, a graph that includes it is launched instead. That graph is captured when the same
+//! destination occurs for the second time, and kept, since steps in flight use few destinations.
 
 use crate::driver::{
     context::Context,
@@ -19,12 +19,12 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// The most nodes of a short graph: capturing it again takes microseconds.
+/// The maximum number of nodes of a short graph, which takes microseconds to capture again.
 const SHORT: usize = 16;
-/// The most copies that a graph is made with.
+/// The maximum number of variants of a graph with a copy.
 const MOST_COPIES: usize = 4;
 
-/// A copy of a few words between pinned memory and the device.
+/// A copy of a few words between pinned host memory and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FewWords {
     pub(crate) to: u64,
@@ -32,13 +32,13 @@ pub(crate) struct FewWords {
     pub(crate) bytes: usize,
 }
 
-/// Captured calls that can be launched.
+/// Captured calls, ready to launch.
 #[derive(Debug)]
 pub(crate) struct Replay {
     contents: Contents,
     alone: Executable,
     short: bool,
-    /// Graphs with a copy behind the calls; none yet where the copy was met once.
+    /// Variants of the graph that end with a copy; `None` for a copy that has occurred only once.
     with_copies: Mutex<Vec<(FewWords, Option<Executable>)>>,
 }
 
@@ -51,7 +51,7 @@ unsafe impl Sync for Replay {}
 impl Replay {
     pub(super) fn new(contents: Contents, captured: &Captured) -> Result<Self> {
         let alone = Executable::new(&contents.context, captured)?;
-        // Other ranks wait for collectives, so those are not put off.
+        // Other ranks wait for collectives, so graphs with collectives are not delayed.
         let alone_on_device = contents.gatherings.is_empty();
         let short = alone_on_device && captured.nodes().is_some_and(|nodes| nodes.len() <= SHORT);
         Ok(Self { contents, alone, short, with_copies: Mutex::default() })
@@ -61,7 +61,7 @@ impl Replay {
         &self.contents.context
     }
 
-    /// Whether it is worth waiting for what comes behind it.
+    /// Whether to delay the launch until the next command.
     pub(crate) fn is_short(&self) -> bool {
         self.short
     }
@@ -70,7 +70,7 @@ impl Replay {
         stream.gathered(&self.contents.gatherings, |stream| self.alone.launch(stream.raw))
     }
 
-    /// Launches the graph with a copy behind it, which a step does; whether it did.
+    /// Launches the variant of the graph that ends with this copy. Returns false if there is no such variant.
     pub(crate) fn launch_with(
         &self,
         stream: &mut CudaStream,
@@ -95,7 +95,7 @@ impl Replay {
     }
 }
 
-/// A graph that the driver can launch.
+/// An instantiated graph.
 #[derive(Debug)]
 struct Executable {
     context: Arc<Context>,

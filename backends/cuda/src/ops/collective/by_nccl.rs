@@ -1,4 +1,5 @@
-//! Collectives by NCCL, which takes dense memory only: planes with gaps, or of which the device knows the rows, go through scratch memory.
+//! Collectives by NCCL, which requires dense memory: strided planes, and planes with an extent, are copied through scratch
+//! memory.
 
 use super::Planes;
 use crate::{
@@ -17,13 +18,13 @@ use crate::{
 use dsrun_core::{DType, Error, Result, kernels::CallDesc, op::Op};
 use std::sync::Arc;
 
-/// The planes that go in and out, one after the other in dense memory.
+/// The input and output planes in dense scratch memory.
 #[derive(Clone, Copy, Debug)]
 struct Transfer {
     planes: Planes,
-    /// How many go in, and how many come out.
+    /// The numbers of input and output planes.
     count: [usize; 2],
-    /// Whether operand and result can be used as they are.
+    /// Whether operand and result can be used directly.
     direct: bool,
 }
 
@@ -38,7 +39,7 @@ impl Transfer {
             Op::Receive(_) => [0, 1],
             _ => [1, 1],
         };
-        // Planes beside each other in wider rows are not.
+        // Planes that are column ranges of wider rows are not dense.
         let beside = match op {
             Op::AllGather(op) => !op.rows,
             Op::ReduceScatter(op) => !op.rows,
@@ -48,7 +49,7 @@ impl Transfer {
         Self { planes, count, direct }
     }
 
-    /// Where what comes out begins in scratch memory, behind what goes in.
+    /// The offset of the output in scratch memory, after the input.
     fn out(&self) -> usize {
         (self.planes.bytes() * self.count[0]).next_multiple_of(ALIGNMENT)
     }
@@ -119,7 +120,7 @@ pub(super) fn plan(call: &CallDesc, planes: Planes, comm: &Arc<NcclComm>) -> Res
     Ok(KernelPlan { workspace: transfer.workspace(), ..plan })
 }
 
-/// The sum of a number that every rank has: it is there when all ranks have come.
+/// A barrier, as an all-reduce of one number.
 fn barrier(comm: &Arc<NcclComm>) -> KernelPlan {
     let comm = comm.clone();
     let launches = move |frame: &Frame, _: &[Arc<Function>], _: &_| {

@@ -26,34 +26,34 @@ use std::{sync::Arc, time::Duration};
 
 /// Bytes of data in a packet.
 pub(super) const UNIT_BYTES: usize = 8;
-/// How long a kernel waits for another rank to come to the same collective.
+/// How long a kernel waits for another rank to reach the same collective.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long it waits for a message or for room for one: the other rank may have to compute first.
+/// How long it waits for a message, or for a free buffer to send one: the other rank may have to compute first.
 const MESSAGE_PATIENCE: Duration = Duration::from_secs(200);
 
 kernel_struct! {
-    /// Parameters of the collectives that reduce.
+    /// Parameters of the reducing collectives.
     struct ReduceParams {
         extent: ExtentParams = "Extent",
         x: MatrixParams = "Matrix<const X>",
         y: MatrixParams = "Matrix<X>",
-        /// Elements from the part of `x` that goes to a rank to the next part.
+        /// Elements of `x` from one rank's part to the next.
         x_part: i64 = "i64",
         columns: i64 = "i64",
-        /// Where this rank's packets begin at each rank.
+        /// The address of this rank's packets in each rank's mailbox.
         to: [Pointer; MAX_RANKS] = "void*",
-        /// Where the packets of all ranks begin here.
+        /// The address of the packets of all ranks in this rank's mailbox.
         from: Pointer = "const void*",
-        /// The rounds so far, by block.
+        /// The round counter of each block.
         rounds: Pointer = "u32*",
         state: Pointer = "void*",
         /// Whether a wait of the rank has failed.
         failed: Pointer = "u32*",
-        /// The longest wait in nanoseconds.
+        /// The timeout of waits in nanoseconds.
         patience: u64 = "u64",
         rank: i32 = "int",
         ranks: i32 = "int",
-        /// Packets of a thread in a round for each rank, at most `DEPTH`.
+        /// Packets per thread, round and rank, at most `DEPTH`.
         depths: i32 = "int",
         reduction: i32 = "int",
     }
@@ -65,29 +65,29 @@ kernel_struct! {
         extent: ExtentParams = "Extent",
         x: MatrixParams = "Matrix<const X>",
         y: MatrixParams = "Matrix<X>",
-        /// Elements from the part of `x` that goes to a rank to the next part.
+        /// Elements of `x` from one rank's part to the next.
         x_part: i64 = "i64",
-        /// Elements from the part of `y` that comes from a rank to the next part.
+        /// Elements of `y` from one rank's part to the next.
         y_part: i64 = "i64",
         columns: i64 = "i64",
-        /// Where this rank's packets begin at each rank.
+        /// The address of this rank's packets in each rank's mailbox.
         to: [Pointer; MAX_RANKS] = "void*",
-        /// Where the packets of all ranks begin here.
+        /// The address of the packets of all ranks in this rank's mailbox.
         from: Pointer = "const void*",
-        /// The rounds so far, by block.
+        /// The round counter of each block.
         rounds: Pointer = "u32*",
         state: Pointer = "void*",
         /// Whether a wait of the rank has failed.
         failed: Pointer = "u32*",
-        /// The longest wait in nanoseconds.
+        /// The timeout of waits in nanoseconds.
         patience: u64 = "u64",
         rank: i32 = "int",
         ranks: i32 = "int",
-        /// Packets of a thread in a round for each rank, at most `DEPTH`.
+        /// Packets per thread, round and rank, at most `DEPTH`.
         depths: i32 = "int",
-        /// The only rank whose data counts, or -1.
+        /// The only rank whose data is used, or -1.
         root: i32 = "int",
-        /// Whether there is a round without data.
+        /// Whether to run one round without data.
         barrier: i32 = "int",
         unused: i32 = "int",
     }
@@ -99,19 +99,19 @@ kernel_struct! {
         extent: ExtentParams = "Extent",
         x: MatrixParams = "Matrix<X>",
         columns: i64 = "i64",
-        /// Where the packets are, at the receiver.
+        /// The address of the packets in the receiver's mailbox.
         packets: Pointer = "void*",
-        /// The rounds that the receiver has taken, by thread, at the sender.
+        /// The acknowledged rounds by thread, in the sender's mailbox.
         taken: Pointer = "u32*",
-        /// The rounds so far, by block.
+        /// The round counter of each block.
         rounds: Pointer = "u32*",
         state: Pointer = "void*",
         /// Whether a wait of the rank has failed.
         failed: Pointer = "u32*",
-        /// The longest wait in nanoseconds.
+        /// The timeout of waits in nanoseconds.
         patience: u64 = "u64",
         peer: i32 = "int",
-        /// Packets of a thread in a round, at most `DEPTH`.
+        /// Packets per thread and round, at most `DEPTH`.
         depths: i32 = "int",
     }
 }
@@ -124,7 +124,7 @@ pub(crate) fn params_headers() -> Vec<(String, String)> {
     ]
 }
 
-/// The name in the kernels of a type that is reduced.
+/// The kernels' name of a type that can be reduced.
 fn reduced_type(dtype: DType) -> Result<&'static str> {
     Ok(match dtype {
         DType::F32 => "f32",
@@ -138,13 +138,13 @@ fn reduced_type(dtype: DType) -> Result<&'static str> {
     })
 }
 
-/// What a kernel does.
+/// The kernel of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
     OneShot(Reduction),
     TwoShots(Reduction),
     Scatter(Reduction),
-    /// Copies; of one rank only, if it is given.
+    /// Copies the data of all ranks, or only of the given one.
     Spread(Option<u32>),
     Barrier,
     Send(usize),
@@ -189,7 +189,7 @@ impl Kernel {
     }
 }
 
-/// Blocks, and packets of a thread in a round, for so many bytes. All ranks have to come to the same numbers.
+/// Blocks, and packets per thread and round, for this many bytes. All ranks must compute the same numbers.
 fn geometry(bytes: usize) -> (usize, usize) {
     let units = bytes.div_ceil(UNIT_BYTES);
     let blocks = units.div_ceil(THREADS).clamp(1, BLOCKS);
@@ -203,7 +203,7 @@ pub(super) fn plan(call: &CallDesc, planes: Planes, comm: &Arc<CudaComm>) -> Res
     let comm = comm.clone();
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let exchange =
-            comm.exchange.as_ref().ok_or_else(|| Error::internal("a group has no peer exchange"))?;
+            comm.exchange.as_ref().ok_or_else(|| Error::internal("the group has no peer exchange"))?;
         let each = match kernel {
             Kernel::TwoShots(_) => planes.bytes().div_ceil(planes.ranks),
             _ => planes.bytes(),
