@@ -1,12 +1,12 @@
 //! The configuration of a model, read from `config.json` or from the metadata of a GGUF file.
 //!
-//! [`DecoderConfig`] has one form for all files, with every default filled in, so building a program does not depend on
-//! where the configuration came from. This module holds it and the code that the readers of all families share; the readers
-//! themselves are in `families`, one file per family.
+//! [`DecoderConfig`] is the same for all file formats, with every default filled in, so building a program does not depend
+//! on the source of the configuration. This module contains it and the code that the readers of all families share; the
+//! readers themselves are in `families`, one file per family.
 //!
-//! A model whose configuration is followed only in part still generates text, only worse, and nobody notices. Therefore a
-//! field that no reader asked for is an error, unless it is on a list of fields that are known not to change the result. A
-//! field with the value `null` counts as left out.
+//! A model with an ignored setting still generates text, but of worse quality, which is hard to notice. Therefore a field
+//! that no reader reads is an error, unless it is on a list of fields that are known not to change the result. A field
+//! with the value `null` counts as absent.
 
 pub(crate) mod encoder;
 mod error;
@@ -61,7 +61,7 @@ impl Norm {
 /// The attention settings of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerAttention {
-    /// The sliding window: how many keys a query sees, its own included; `None` for full attention.
+    /// The sliding window: the number of keys that a query attends to, its own included; `None` for full attention.
     pub window: Option<u32>,
     /// The rotary embedding of queries and keys; `None` in layers without one.
     pub rope: Option<Arc<Rope>>,
@@ -78,20 +78,20 @@ pub struct Biases {
     pub key: bool,
     /// The value projection.
     pub value: bool,
-    /// The projection behind attention.
+    /// The output projection of attention.
     pub output: bool,
     /// The gate of the MLP.
     pub gate: bool,
-    /// The other half of the gated MLP, or the first projection of one without a gate.
+    /// The up projection of a gated MLP, or the first projection of an MLP without a gate.
     pub up: bool,
-    /// The projection back to the hidden size.
+    /// The down projection of the MLP.
     pub down: bool,
-    /// The matrix that turns hidden states into logits.
+    /// The LM head.
     pub head: bool,
 }
 
 impl Biases {
-    /// Every projection of a layer has one.
+    /// Every projection of a layer has a bias.
     pub const ALL: Self = Self::of(true, true);
 
     /// Sets the biases of all projections of attention, and those of all projections of the MLP.
@@ -114,11 +114,11 @@ impl Biases {
 pub struct DecoderConfig {
     /// The name of the architecture: `model_type` in `config.json`.
     pub architecture: &'static str,
-    /// Features of a token between the layers.
+    /// The hidden size: features of a token between the layers.
     pub hidden: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Number of layers behind the last that files may have besides, which predict further tokens and are not read.
+    /// Number of additional layers in the file (multi-token prediction), which are not read.
     pub unread_layers: usize,
     /// Query heads.
     pub heads: usize,
@@ -126,7 +126,7 @@ pub struct DecoderConfig {
     pub kv_heads: usize,
     /// Features of a head. `heads * head_dim` need not be `hidden`.
     pub head_dim: usize,
-    /// Features between the two halves of an MLP.
+    /// The inner size of an MLP.
     pub intermediate: usize,
     /// Rows of the embedding. Tokenizers may have fewer tokens.
     pub vocabulary: usize,
@@ -136,7 +136,7 @@ pub struct DecoderConfig {
     pub embedding: usize,
     /// The kind of every norm.
     pub norm: Norm,
-    /// Added to the mean square, or the variance, in every norm.
+    /// Epsilon: added to the mean square, or the variance, in every norm.
     pub eps: f32,
     /// Whether norms follow the residual sums instead of preceding attention and MLP (OPT-350m).
     pub norm_after: bool,
@@ -144,33 +144,33 @@ pub struct DecoderConfig {
     pub final_norm: bool,
     /// The attention settings of each layer.
     pub attention: Vec<LayerAttention>,
-    /// The latent from which the keys and values of all heads follow, in models that cache it in their place.
+    /// The sizes of multi-head latent attention, in models that cache a latent instead of keys and values.
     pub latent: Option<Latent>,
-    /// Whether query and key heads are normalised, in families whose files say so.
+    /// Whether query and key heads are normalised, in families whose files specify it.
     pub head_norms: bool,
-    /// Whether each head has one more score in its softmax, which belongs to no key.
+    /// Whether each head has an attention sink: an additional score in its softmax that belongs to no key.
     pub sinks: bool,
     /// Which projections have a bias.
     pub biases: Biases,
-    /// Whether the embedding also turns hidden states into logits.
+    /// Whether the LM head is tied to the embedding.
     pub tied: bool,
-    /// What the model has as an encoder; `None` for a decoder.
+    /// The settings of an encoder; `None` for a decoder.
     pub encoder: Option<Encoder>,
-    /// The experts that take the place of the MLP in some layers.
+    /// The mixture of experts that replaces the MLP in some layers.
     pub mixture: Option<Mixture>,
     /// The factor that multiplies embeddings.
     pub embedding_scale: f32,
-    /// The factor that multiplies what attention and MLP add to the residual.
+    /// The factor that multiplies the results of attention and MLP before they are added to the residual.
     pub residual_scale: f32,
     /// The factor that multiplies logits.
     pub logit_scale: f32,
-    /// The function in the MLP.
+    /// The activation function of the MLP.
     pub activation: Nonlinearity,
-    /// How many tokens the model was made for, prompt and answer together.
+    /// The context length that the model was trained for, in tokens.
     pub context: usize,
-    /// The token that begins a sequence, where the file says.
+    /// The token that begins a sequence, if the file specifies it.
     pub bos: Option<u32>,
-    /// The tokens that end a sequence, where the file says.
+    /// The tokens that end a sequence, if the file specifies them.
     pub eos: Vec<u32>,
 }
 

@@ -1,53 +1,53 @@
-//! What can be wrong with a configuration.
+//! The errors of reading a configuration.
 
 use std::fmt::Display;
 
-/// Why a configuration cannot be followed. The message names the field; who reads the file adds its path.
+/// An error in a configuration. The message names the field; the caller that reads the file adds its path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The file is not a JSON object.
     #[error("it is not valid JSON: {message}")]
     Json {
-        /// What is wrong and where.
+        /// The error of the JSON parser, with its position.
         message: String,
     },
     /// The model is of a family that is not supported.
     #[error("architecture \"{found}\" ({field}) is not supported; supported: {}", .supported.join(", "))]
     Architecture {
-        /// The field that names it.
+        /// The field with the name of the architecture.
         field: &'static str,
-        /// The name.
+        /// The name of the architecture.
         found: String,
-        /// The names that would be understood.
+        /// The supported names.
         supported: Vec<&'static str>,
     },
-    /// A field is missing that has no default.
+    /// A required field is missing.
     #[error("{field} is missing")]
     Missing {
         /// The field.
         field: String,
     },
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("{field} is {value}, but must be {expected}")]
     Value {
         /// The field.
         field: String,
         /// Its value.
         value: String,
-        /// What it has to be.
+        /// What the value must be.
         expected: String,
     },
-    /// A field asks for something that is not supported and would change the result.
+    /// A field requests something that is not supported and would change the result.
     #[error("{field} = {value} is not supported: {reason}")]
     Unsupported {
         /// The field.
         field: String,
         /// Its value.
         value: String,
-        /// Why, and what would be.
+        /// The reason, and what is supported.
         reason: String,
     },
-    /// A field that nobody here knows.
+    /// An unknown field, which might change the result.
     #[error(
         "{field} = {value} is not a field that is known for {architecture}, and it may change what the model computes; \
          remove it or set it to null if it has no effect"
@@ -60,12 +60,12 @@ pub enum ConfigError {
         /// The architecture.
         architecture: &'static str,
     },
-    /// Two fields say different things.
+    /// Two fields contradict each other.
     #[error("{first} and {second} contradict each other; keep the one that is meant")]
     Contradiction {
-        /// A field and its value.
+        /// One field and its value.
         first: String,
-        /// Another.
+        /// The other field and its value.
         second: String,
     },
 }

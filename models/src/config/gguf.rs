@@ -1,4 +1,4 @@
-//! The parts of reading the configuration of a GGUF file that families share.
+//! Shared readers for the configuration in GGUF metadata.
 //!
 //! Metadata keys start with the name of the architecture. Some facts are not in the metadata but follow from the list of
 //! tensors: biases, a separate output matrix, divisors of rotary frequencies.
@@ -17,10 +17,10 @@ use crate::{
 use dsrun_core::op::{Nonlinearity, RopePairing};
 use std::{cell::RefCell, collections::HashSet};
 
-/// Keys that change nothing.
+/// Keys that have no effect.
 const NO_EFFECT: &[&str] = &["rope.scaling.finetuned", "tensor_data_layout"];
 
-/// Counts of things that these models do not have; some converters write them as 0.
+/// Counts of parts that these models do not have; some converters write them as 0.
 const ZERO: &[&str] = &["expert_count", "expert_used_count", "leading_dense_block_count", "pooling_type"];
 
 /// The tensor of divisors of rotary frequencies.
@@ -52,7 +52,7 @@ fn shown(value: Value<'_>) -> String {
     }
 }
 
-/// The keys of an architecture, with a record of those that readers asked for.
+/// The keys of an architecture, with a record of those that were read.
 pub(crate) struct Keys<'a> {
     file: &'a GgufFile,
     /// The value of `general.architecture`.
@@ -98,7 +98,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Returns an error for a key that no reader asked for, unless it is known not to change the result.
+    /// Returns an error for a key that no reader has read, unless it is known not to change the result.
     pub(crate) fn refuse_unread(&self) -> Result<()> {
         let (prefix, read) = (self.path(""), self.read.borrow());
         for (key, value) in self.file.metadata().iter() {
@@ -153,7 +153,7 @@ impl<'a> Keys<'a> {
 
 /// Reads the keys that all families have.
 ///
-/// The remaining settings are the plainest ones, for the family to change: RMS norms, full attention without rotary
+/// The other settings get basic values, for the family to change: RMS norms, full attention without rotary
 /// embedding. Projections have the biases that are among the tensors of the first layer.
 pub(crate) fn decoder(
     keys: &Keys<'_>,

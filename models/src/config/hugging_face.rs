@@ -1,7 +1,7 @@
-//! The parts of reading `config.json` that families share.
+//! Shared readers for the fields of `config.json`.
 //!
-//! Both spellings are supported: that of Hugging Face transformers up to version 4, and that from version 5 on. A field
-//! that is left out has the default of transformers, which differs between architectures: readers pass their [`Defaults`].
+//! The formats of Hugging Face transformers up to version 4, and from version 5 on, are supported. An absent field has the
+//! default of transformers, which differs between architectures: readers pass their [`Defaults`].
 
 use super::{
     Biases, ConfigError, DecoderConfig, FieldNames, LayerAttention, Norm, Result,
@@ -11,9 +11,9 @@ use super::{
 use dsrun_core::op::Nonlinearity;
 use serde_json::{Map, Value};
 
-/// Fields that do not change the logits of any architecture, whatever they say.
+/// Fields that do not change the logits of any architecture, whatever their value.
 const NO_EFFECT: &[&str] = &[
-    // Where the file comes from.
+    // The origin of the file.
     "_name_or_path",
     "architectures",
     "finetuning_task",
@@ -35,7 +35,7 @@ const NO_EFFECT: &[&str] = &[
     "pretraining_tp",
     "problem_type",
     "router_aux_loss_coef",
-    // How transformers runs and what it returns.
+    // Run-time options of transformers.
     "_attn_implementation",
     "_attn_implementation_autoset",
     "attn_implementation",
@@ -51,9 +51,9 @@ const NO_EFFECT: &[&str] = &[
     "torchscript",
     "use_bfloat16",
     "use_cache",
-    // Read by nobody, though SmolLM2's files have it.
+    // Present in SmolLM2's files, but no code reads it.
     "rope_interleaved",
-    // Sampling, in files from before generation_config.json.
+    // Sampling, in files older than generation_config.json.
     "bad_words_ids",
     "begin_suppress_tokens",
     "decoder_start_token_id",
@@ -85,7 +85,7 @@ const NO_EFFECT: &[&str] = &[
     "typical_p",
 ];
 
-/// Switches of other families that old files carry, which must be switched as they are here.
+/// Switches of other families that old files contain. Only these values, which have no effect, are accepted.
 const FIXED: &[(&str, bool)] = &[
     ("add_cross_attention", false),
     ("is_decoder", false),
@@ -96,9 +96,9 @@ const FIXED: &[(&str, bool)] = &[
     ("use_mrope", false),
 ];
 
-/// Returns an error for a field that no reader asked for, unless it is known not to change the result.
+/// Returns an error for a field that no reader has read, unless it is known not to change the result.
 ///
-/// `harmless` lists such fields of the architecture, besides those of all architectures.
+/// `harmless` lists such fields of this architecture, in addition to [`NO_EFFECT`].
 pub(crate) fn refuse_unread(
     fields: &Fields<'_>,
     architecture: &'static str,
@@ -114,7 +114,7 @@ pub(crate) fn refuse_unread(
     })
 }
 
-/// The defaults of fields that a file may leave out.
+/// The defaults of optional fields.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Defaults {
     /// The number of query heads; `None` if the field is required.
@@ -150,7 +150,7 @@ impl Defaults {
 
 /// Reads the fields that all families have.
 ///
-/// The remaining settings are the plainest ones, for the family to change: RMS norms, full attention without rotary
+/// The other settings get basic values, for the family to change: RMS norms, full attention without rotary
 /// embedding, no biases.
 pub(crate) fn decoder(
     fields: &Fields<'_>,
@@ -165,7 +165,7 @@ pub(crate) fn decoder(
     let hidden = size(names.hidden, None, limits::HIDDEN)?;
     let layers = size(names.layers, None, limits::LAYERS)?;
     let heads = size(names.heads, defaults.heads, limits::HEADS)?;
-    // Null means the number of query heads, even where leaving the field out means something else.
+    // Null means the number of query heads, even if the default of the field is different.
     let kv_heads = defaults.kv_heads.filter(|_| !fields.is_null(names.kv_heads)).unwrap_or(heads);
     let head_dim = head_dim(fields, names, defaults, hidden, heads)?;
     let eps = names.eps.map(|field| fields.positive(field)).transpose()?.flatten();
@@ -239,7 +239,7 @@ fn head_dim(
     Err(ConfigError::value(fields.path(names.heads), heads, expected))
 }
 
-/// Reads `sliding_window`: how many keys a query sees, its own included; `None` for full attention.
+/// Reads `sliding_window`: the number of keys that a query attends to, its own included; `None` for full attention.
 pub(crate) fn sliding_window(fields: &Fields<'_>, default: Option<u32>) -> Result<Option<u32>> {
     match fields.size("sliding_window", 0, limits::CONTEXT)? {
         Some(0) => {
@@ -252,7 +252,7 @@ pub(crate) fn sliding_window(fields: &Fields<'_>, default: Option<u32>) -> Resul
     }
 }
 
-/// Reads `sliding_window` in families where null is not possible.
+/// Reads `sliding_window` in families where it must not be null.
 pub(crate) fn required_sliding_window(fields: &Fields<'_>, default: u32) -> Result<u32> {
     sliding_window(fields, Some(default))?
         .ok_or_else(|| ConfigError::value(fields.path("sliding_window"), "null", "a whole number from 1"))
@@ -260,7 +260,7 @@ pub(crate) fn required_sliding_window(fields: &Fields<'_>, default: u32) -> Resu
 
 /// Reads the sliding window of each layer.
 ///
-/// `layer_types` lists the layers that have it; if it is left out, those have it for which `sliding` is true.
+/// `layer_types` gives the kind of each layer; without it, the layers for which `sliding` is true have the window.
 pub(crate) fn windows(
     fields: &Fields<'_>,
     layers: usize,
@@ -291,7 +291,7 @@ pub(crate) fn windows(
     types.iter().enumerate().map(of_layer).collect()
 }
 
-/// Returns the error for a layer whose entry in `layer_types` does not fit the other fields.
+/// Returns the error for a layer whose entry in `layer_types` contradicts the other fields.
 pub(crate) fn window_contradiction(layer: usize, kind: &str) -> ConfigError {
     ConfigError::Contradiction {
         first: format!("layer_types[{layer}] = \"{kind}\""),
@@ -299,7 +299,7 @@ pub(crate) fn window_contradiction(layer: usize, kind: &str) -> ConfigError {
     }
 }
 
-/// Returns an error if a field has any value but `wanted`, the only supported one.
+/// Returns an error if a field has a value other than `wanted`, the only supported one.
 pub(crate) fn expect(fields: &Fields<'_>, field: &str, wanted: Value, reason: &str) -> Result<()> {
     match fields.value(field) {
         Some(value) if *value != wanted => {

@@ -1,23 +1,23 @@
-//! Latent attention: the sizes of what is cached in place of keys and values.
+//! Multi-head latent attention: the sizes of the cached latent.
 
 use super::error::ConfigError;
 
-/// The most features of a part of a head, or between the two projections of queries, that are accepted.
+/// The largest accepted size of a part of a head, or between the two query projections.
 const MOST: usize = 1 << 20;
 
 /// The sizes of multi-head latent attention.
 ///
-/// Keys and values of all heads are linear functions of one latent. A key has a second part, which is rotated and which all
-/// heads share. The cache holds the latent and that part.
+/// Keys and values of all heads are linear functions of one latent. A key has a second, rotated part that all heads share.
+/// The KV cache holds the latent and the rotated part.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Latent {
     /// Features between the two projections of queries; `None` if there is only one.
     pub query_rank: Option<usize>,
     /// Features of the latent.
     pub rank: usize,
-    /// Features of a query or key head that are not rotated; even. The head size of the model is their sum with the others.
+    /// Features of a query or key head that are not rotated; even. The head size is `plain + rotated`.
     pub plain: usize,
-    /// Features of a query head that are rotated, and of the part of keys that heads share.
+    /// Rotated features of a query head, and of the shared part of keys.
     pub rotated: usize,
     /// Features of a value head.
     pub value: usize,

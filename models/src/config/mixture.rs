@@ -1,45 +1,45 @@
-//! Mixtures of experts: how many experts a layer has, and how the router chooses among them.
+//! Mixture of experts (MoE): the number of experts, and the router's settings.
 
 use super::error::ConfigError;
 use dsrun_core::op::{GroupScore, MoeRoute, RouterNorm, RouterScore};
 
-/// The experts that take the place of the MLP in some layers.
+/// The mixture of experts that replaces the MLP in some layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixture {
     /// Number of experts of a layer.
     pub experts: usize,
-    /// Features between the two halves of an expert.
+    /// The inner size of an expert.
     pub intermediate: usize,
-    /// How the router chooses experts, and weighs them.
+    /// How the router selects and weights experts.
     pub route: MoeRoute,
     /// Whether each layer has experts; the others have an MLP.
     pub layers: Vec<bool>,
     /// Whether the router has a bias that is part of the logits.
     pub router_bias: bool,
-    /// Whether the router has a bias that only decides which experts are chosen.
+    /// Whether the router has a selection bias, which affects the choice of experts but not their weights.
     pub selection_bias: bool,
     /// Whether the matrices of experts have biases.
     pub biases: bool,
-    /// The bound of gate and up in the activation; 0 for none.
+    /// The limit of gate and up in the activation; 0 for none.
     pub limit: f32,
-    /// What is added to up in the activation.
+    /// The offset that is added to up in the activation.
     pub up_offset: f32,
     /// Whether weights multiply the inputs of experts instead of their outputs.
     pub weighted_inputs: bool,
-    /// The MLP that all tokens go through beside the experts.
+    /// The shared expert, which processes all tokens.
     pub shared: Option<SharedExpert>,
 }
 
-/// An MLP beside the experts, whose result is added to theirs.
+/// A shared expert: an MLP whose result is added to that of the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedExpert {
-    /// Features between its two halves.
+    /// Its inner size.
     pub intermediate: usize,
     /// Whether its result is multiplied by the sigmoid of a linear function of the input.
     pub gated: bool,
 }
 
-/// The most experts of a layer that are accepted; far more than any model has.
+/// The largest accepted number of experts of a layer; far more than any model has.
 pub(super) const MOST_EXPERTS: usize = 1 << 16;
 
 /// A router that chooses by the softmax over all experts.
@@ -60,7 +60,7 @@ pub(crate) const DEEPSEEK_SIGMOID: MoeRoute =
     MoeRoute { score: RouterScore::Sigmoid, group_score: GroupScore::TopTwoSum, eps: 1e-20, ..SOFTMAX };
 
 impl Mixture {
-    /// A mixture without biases, bounds and shared experts, in every layer.
+    /// A mixture in every layer, without biases, limits and shared experts.
     pub(super) fn plain(
         experts: usize,
         top_k: usize,
@@ -85,7 +85,7 @@ impl Mixture {
         }
     }
 
-    /// Renormalises the weights of a token's experts, or does not.
+    /// Sets whether the weights of a token's experts are renormalised.
     pub(crate) fn renormalise(&mut self, renormalise: bool) {
         self.route.norm = if renormalise { RouterNorm::Sum } else { RouterNorm::None };
     }
@@ -97,7 +97,7 @@ impl Mixture {
         }
     }
 
-    /// Checks everything that building a program relies on, for a model of so many layers.
+    /// Checks everything that building a program relies on, for a model with this many layers.
     pub(super) fn validate(&self, names: &MixtureNames, layers: usize) -> Result<(), ConfigError> {
         if self.experts == 0 || self.experts > MOST_EXPERTS {
             let expected = format!("a whole number from 1 to {MOST_EXPERTS}");
@@ -138,7 +138,7 @@ impl Mixture {
     }
 }
 
-/// The names of the fields of a mixture in one kind of file. Readers read by them, and errors quote them.
+/// The names of a mixture's fields in one file format, for readers and error messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MixtureNames {
     pub(crate) experts: &'static str,

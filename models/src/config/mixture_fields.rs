@@ -9,7 +9,7 @@ use super::{
 };
 use dsrun_core::op::MoeRoute;
 
-/// The defaults of fields that a file may leave out; `None` for a field that is required.
+/// The defaults of optional fields; `None` if the field is required.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MixtureDefaults {
     pub(crate) experts: Option<usize>,
@@ -17,7 +17,7 @@ pub(crate) struct MixtureDefaults {
     pub(crate) intermediate: Option<usize>,
 }
 
-/// Reads the numbers of experts of `config.json`. The rest is for the family to change.
+/// Reads the numbers of experts from `config.json`. Other settings get basic values, for the family to change.
 pub(crate) fn read(
     fields: &Fields<'_>,
     names: &MixtureNames,
@@ -30,7 +30,7 @@ pub(crate) fn read(
         None => fields.required_size(field, most),
     };
     let mut experts = fields.size(names.experts, 1, MOST_EXPERTS)?;
-    // transformers knows the number by several names, and writes either.
+    // transformers has several names for this field, and writes any of them.
     for other in ["num_experts", "num_local_experts"].into_iter().filter(|other| *other != names.experts) {
         match (experts, fields.size(other, 1, MOST_EXPERTS)?) {
             (Some(count), Some(found)) if found != count => {
@@ -49,7 +49,7 @@ pub(crate) fn read(
     Ok(Mixture::plain(experts, top_k, intermediate, layers, route))
 }
 
-/// Reads a number from 1 on.
+/// Reads a number that is at least 1.
 pub(crate) fn count(fields: &Fields<'_>, field: &str, default: u32) -> Result<u32> {
     let size = fields.size(field, 1, limits::INTERMEDIATE)?;
     Ok(size.and_then(|size| u32::try_from(size).ok()).unwrap_or(default))

@@ -1,8 +1,8 @@
-//! How a checkpoint's matrices are quantised: `quantization_config` in `config.json`, or AutoGPTQ's older
+//! Reads how a checkpoint is quantised: `quantization_config` in `config.json`, or AutoGPTQ's older
 //! `quantize_config.json`.
 //!
-//! Most of what these objects say is how the integers were found, which changes nothing any more. What says how to read them
-//! is understood or refused, and so is a field that nobody here knows.
+//! Most fields describe how the integers were computed and have no effect on reading them. Fields that describe the format
+//! are interpreted or refused, and unknown fields are refused.
 
 use super::{
     ConfigError, Result,
@@ -11,43 +11,43 @@ use super::{
 use dsrun_core::GroupBits;
 use serde_json::{Map, Value};
 
-/// How the matrices of a checkpoint are quantised. Which of them are, and how large they are, its tensors say.
+/// The quantisation of a checkpoint. Which matrices are quantised, and their sizes, follow from the tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Quantisation {
-    /// AutoGPTQ, GPTQModel and what writes their layout.
+    /// The layout of AutoGPTQ and GPTQModel.
     Gptq(Gptq),
-    /// AutoAWQ, layout "gemm": 4 bits with zero points. Inputs that share a scale; `None` for all of them.
+    /// AutoAWQ, layout "gemm": 4 bits with zero points. The value is the group size in inputs; `None` for all inputs of a row.
     Awq(Option<usize>),
     /// compressed-tensors, as llm-compressor and `dsrun quantize` write it.
     CompressedTensors(Vec<Scheme>),
-    /// 4-bit floats with a power of two for 32 inputs, as the experts of gpt-oss are.
+    /// MXFP4: 4-bit floats with a power-of-two scale per 32 inputs, as in the experts of gpt-oss.
     Mxfp4,
 }
 
-/// What GPTQ's layout leaves open.
+/// The parameters of the GPTQ layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gptq {
     /// Bits of an integer.
     pub bits: GroupBits,
-    /// Inputs that share a scale; `None` for all of them.
+    /// The group size in inputs; `None` for all inputs of a row.
     pub group: Option<usize>,
-    /// Whether zero points are in the middle of the range everywhere.
+    /// Whether all zero points are in the middle of the range.
     pub symmetric: bool,
-    /// Whether the file has zero points less one, as the first version of the format does.
+    /// Whether the file stores zero points minus one, as version 1 of the format does.
     pub zeros_less_one: bool,
 }
 
-/// How some of the modules of a compressed-tensors checkpoint are quantised.
+/// The quantisation of a group of modules in a compressed-tensors checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scheme {
     /// Names of modules, `Linear` for all, or `re:` and a regular expression for the start of a name.
     pub targets: Vec<String>,
-    /// Whether inputs are quantised to 8 bits too, each row by itself.
+    /// Whether inputs are also quantised to 8 bits, row by row.
     pub quantised_inputs: bool,
 }
 
-/// What tells nothing about how to read a GPTQ or AWQ checkpoint. Names that begin with `use_` choose kernels of the program
-/// that wrote it.
+/// Fields that do not affect how a GPTQ or AWQ checkpoint is read. Names that begin with `use_` select kernels of the
+/// program that wrote it.
 const NO_EFFECT: &[&str] = &[
     "act_group_aware",
     "backend",
@@ -83,14 +83,14 @@ const NO_EFFECT: &[&str] = &[
     "use_*",
 ];
 
-/// The largest group that is read: more than any matrix has inputs.
+/// The largest accepted group size: more than the inputs of any matrix.
 const MOST_INPUTS: i64 = 1 << 24;
 
 impl Quantisation {
     /// Reads `quantization_config` of a `config.json` file, if it has one.
     ///
     /// # Errors
-    /// If the method is not supported, or a field is not understood.
+    /// If the method is not supported, or a field is unknown.
     pub fn from_config_json(bytes: &[u8]) -> Result<Option<Self>> {
         let object = parse(bytes)?;
         let Some(fields) = Fields::new(&object).object("quantization_config")? else { return Ok(None) };
@@ -119,7 +119,7 @@ impl Quantisation {
     /// Reads a `quantize_config.json` file, which AutoGPTQ writes.
     ///
     /// # Errors
-    /// If a field is not understood.
+    /// If a field is unknown.
     pub fn from_gptq_json(bytes: &[u8]) -> Result<Self> {
         gptq(&Fields::new(&parse(bytes)?))
     }
@@ -127,7 +127,7 @@ impl Quantisation {
     /// Whether this is a compressed-tensors module whose inputs are quantised too.
     pub(crate) fn quantises_inputs(&self, module: &str) -> Result<bool> {
         let Self::CompressedTensors(schemes) = self else { return Ok(false) };
-        // Names go before regular expressions, and these before classes, as in the library.
+        // Names take precedence over regular expressions, and these over classes, as in the library.
         let found = schemes.iter().find(|scheme| scheme.targets.iter().any(|target| target == module));
         if let Some(scheme) = found {
             return Ok(scheme.quantised_inputs);
@@ -183,11 +183,11 @@ fn gptq(fields: &Fields<'_>) -> Result<Quantisation> {
     };
     expect(fields, "is_marlin_format", &[Value::Bool(false)])?;
     expect(fields, "pack_dtype", &["int32".into()])?;
-    // Exceptions for modules that are not quantised at all (`-:`) show in their tensors.
+    // Exceptions for modules that are not quantised (`-:`) can be ignored, as their tensors show it.
     let mut exceptions = fields.value("dynamic").and_then(Value::as_object).into_iter().flatten();
     if let Some((module, value)) = exceptions.find(|(module, _)| !module.starts_with("-:")) {
         let reason =
-            format!("modules that are quantised in other ways than the rest ({module}) cannot be read");
+            format!("modules with a different quantisation than the rest ({module}) are not supported");
         return Err(ConfigError::unsupported(fields.path("dynamic"), shortened(value), reason));
     }
     Ok(Quantisation::Gptq(Gptq {
@@ -214,7 +214,7 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<Quantisation> {
     const READ: &[&str] = &[
         "config_groups",
         "format",
-        // Which modules are not quantised: their tensors show it.
+        // The modules that are not quantised; their tensors show it.
         "ignore",
         "kv_cache_scheme",
         "moe_sparsity_config",
@@ -234,7 +234,7 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<Quantisation> {
     {
         let empty = sparsity.as_object().is_some_and(Map::is_empty);
         if !empty {
-            let reason = "sparse matrices cannot be read";
+            let reason = "sparse matrices are not supported";
             return Err(ConfigError::unsupported(
                 fields.path("sparsity_config"),
                 shortened(sparsity),
@@ -278,7 +278,7 @@ fn scheme(fields: &Fields<'_>) -> Result<Scheme> {
         expect(inputs, "num_bits", &[8.into()])?;
         expect(inputs, "strategy", &["token".into()])?;
         expect(inputs, "symmetric", &[Value::Bool(true)])?;
-        // Left out, it is false.
+        // The default is false.
         if inputs.flag("dynamic")? != Some(true) {
             let reason = "inputs whose scales are fixed cannot be computed; they must be found for each row";
             return Err(ConfigError::unsupported(inputs.path("dynamic"), false, reason));
@@ -287,7 +287,7 @@ fn scheme(fields: &Fields<'_>) -> Result<Scheme> {
     Ok(Scheme { targets, quantised_inputs: inputs.is_some() })
 }
 
-/// What is common to descriptions of weights and of inputs.
+/// Checks the fields that descriptions of weights and of inputs share.
 fn arguments(fields: &Fields<'_>) -> Result<()> {
     const KNOWN: &[&str] = &[
         "actorder",
@@ -321,7 +321,7 @@ fn refuse_unknown(fields: &Fields<'_>, method: &'static str, known: &[&[&str]]) 
     Ok(())
 }
 
-/// Refuses a field that is there, holds something, and is none of these values.
+/// Refuses a field that is present, not empty, and none of these values.
 fn expect(fields: &Fields<'_>, field: &str, values: &[Value]) -> Result<()> {
     let Some(value) = fields.value(field) else { return Ok(()) };
     if values.contains(value) || value.as_object().is_some_and(Map::is_empty) {
@@ -329,7 +329,7 @@ fn expect(fields: &Fields<'_>, field: &str, values: &[Value]) -> Result<()> {
     }
     let supported: Vec<String> = values.iter().map(Value::to_string).collect();
     let reason = match supported.is_empty() {
-        true => "such checkpoints cannot be read".to_owned(),
+        true => "such checkpoints are not supported".to_owned(),
         false => format!("supported: {}", supported.join(", ")),
     };
     Err(ConfigError::unsupported(fields.path(field), shortened(value), reason))
@@ -343,7 +343,7 @@ fn bits(fields: &Fields<'_>, field: &str) -> Result<GroupBits> {
     found.ok_or_else(|| ConfigError::unsupported(fields.path(field), shortened(value), "supported: 4, 8"))
 }
 
-/// How many inputs share a scale; all of them for -1.
+/// Reads the group size in inputs; -1 for all inputs of a row.
 fn group(fields: &Fields<'_>) -> Result<Option<usize>> {
     let Some(value) = fields.value("group_size") else {
         return Err(ConfigError::Missing { field: fields.path("group_size") });

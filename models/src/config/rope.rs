@@ -24,7 +24,7 @@ pub struct Rope {
 /// A scaling of frequencies for sequences longer than those of the pre-training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Keeps all frequencies.
+    /// No scaling.
     None,
     /// Divides all frequencies by one factor.
     Linear {
