@@ -1,4 +1,4 @@
-//! The step `backend-names`: no backend is named in rooms that must not know one, the second half of the dependency rule.
+//! The step `backend-names`: code that must be independent of backends names none, the second half of the dependency rule.
 //!
 //! The code of `core`, `plugins/sdk`, `models`, `engine` and `tools/dsrun` is searched for words such as `candle` or `cuda`,
 //! in identifiers and in string literals. Comments, documentation and tests may name backends.
@@ -20,7 +20,7 @@ const KNOWN: &[&str] = &["candle", "cuda", "cudarc", "wgpu"];
 const SEARCHED: &[(&str, usize)] =
     &[("core", 0), ("plugins/sdk", 0), ("models", 0), ("engine", 0), ("tools/dsrun", 1)];
 
-/// The folder in `backends/` that is no backend: what backends that compute in host memory share.
+/// The folder in `backends/` that is not a backend: the shared support of backends that compute in host memory.
 pub(crate) const HOST_SUPPORT: &str = "backends/host";
 
 /// The words that name a backend, in lower case.
@@ -97,7 +97,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
                 found.into_iter().map(|found| format!("{shown}:{} names `{}`", found.line, found.backend)),
             );
         }
-        // A line that names two backends is two problems, but one that names one twice is one.
+        // A line that names two backends is reported twice, a line that names one backend twice is reported once.
         lines.dedup();
         if lines.len() > *allowance {
             let spent = match allowance {
@@ -111,7 +111,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     Ok(format!("{searched_files} source files name no backend"))
 }
 
-/// Whether a file, by its path from the root, has only tests: `tests.rs`, or a file in a folder `tests`.
+/// Whether a file contains only tests, by its path from the root: `tests.rs`, or a file in a folder `tests`.
 fn is_test_file(file: &str) -> bool {
     file.split('/').any(|part| part == "tests" || part == "tests.rs")
 }

@@ -1,10 +1,10 @@
 //! `cargo xtask ci`: the steps, the loop that runs them, and the summary.
 //!
-//! The order is cheap first, tests last. `clippy` and `rustdoc` share what `cargo check` makes of the
-//! dependencies, `build` and `test` share what `cargo build` makes; all use the one `dev` profile. For that the
-//! steps must agree on the features of every dependency, and development dependencies change those. So each step
-//! asks cargo for targets that need them: `rustdoc` says `--examples` for this reason alone. Without it, cargo would
-//! compile half of the dependencies once more.
+//! Cheap steps come first, tests last. `clippy` and `rustdoc` share the metadata that `cargo check` makes of the
+//! dependencies, `build` and `test` share the output of `cargo build`; all use the `dev` profile. This only works if
+//! all steps enable the same features of every dependency, which development dependencies change. So each step
+//! requests targets that need development dependencies; this is the only reason for `--examples` in `rustdoc`.
+//! Otherwise cargo would compile half of the dependencies twice.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,9 +17,9 @@ use crate::{
     backend_names, commits, dependency_rule, documentation, guide, install, licences, rooms, template,
 };
 
-/// One thing that is checked.
+/// A step of the CI.
 struct Step {
-    /// What `--only` takes.
+    /// The name for `--only`.
     name: &'static str,
     action: Action,
 }
@@ -52,7 +52,7 @@ const STEPS: &[Step] = &[
         },
     },
     cargo_step("build", &["build", "--workspace", "--all-targets"]),
-    // Also part of `test`, but of use alone to authors of backends in C. `--workspace` keeps the features.
+    // Also part of `test`, but useful alone for authors of C backends. `--workspace` keeps the same features.
     cargo_step("header", &["test", "--workspace", "--test", "header"]),
     cargo_step("test", &["test", "--workspace"]),
     check_step("install", "an installed program finds and loads the installed plugins", install::check),
@@ -69,7 +69,7 @@ const fn check_step(name: &'static str, what: &'static str, run: fn(&Workspace) 
 }
 
 impl Step {
-    /// What to type to run this step alone.
+    /// The command that runs only this step.
     fn command(&self) -> String {
         match &self.action {
             Action::Check { .. } => format!("cargo xtask ci --only {}", self.name),
@@ -122,14 +122,14 @@ pub(crate) fn list() {
     }
 }
 
-/// Runs the steps named in `only`, in the usual order, or all of them when it is empty. All run, whatever fails;
-/// the answer is whether all passed.
+/// Runs the steps named in `only`, in the usual order, or all steps if it is empty. A failure does not stop
+/// later steps. Returns whether all passed.
 pub(crate) fn run(only: &[String]) -> Result<bool> {
     let steps = select(only)?;
     let workspace = Workspace::load();
     let root = match &workspace {
         Ok(workspace) => workspace.root().to_path_buf(),
-        // The checks will fail with the reason; cargo's own steps explain a broken manifest best.
+        // If the manifest is broken, the checks fail with the reason, and cargo's own steps explain it best.
         Err(_) => std::env::current_dir().context("there is no current directory")?,
     };
     let outcomes: Vec<Outcome> = steps
@@ -158,7 +158,7 @@ fn select(only: &[String]) -> Result<Vec<&'static Step>> {
     Ok(STEPS.iter().filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)).collect())
 }
 
-/// A line for each step, and for a failed one what to rerun.
+/// One line per step; for a failed step also the command to rerun it.
 fn summary(outcomes: &[Outcome]) -> String {
     let mut text = String::from("=== summary\n");
     for Outcome { step, passed, time } in outcomes {

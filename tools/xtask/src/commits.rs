@@ -1,7 +1,7 @@
 //! The step `commits`: the subjects of commits are `module: imperative`, as CONTRIBUTING.md asks.
 //!
-//! Checked are the commits after [`BASE`], the last one before the rule was enforced. A clone that is too shallow to have it is
-//! checked as far as it goes.
+//! The commits after [`BASE`], the last one before the rule was enforced, are checked. In a shallow clone without it, all
+//! commits are checked.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,13 +10,13 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace::{Workspace, fail_on};
 
-/// The last commit whose subject is not held to the rule.
+/// The last commit that is exempt from the rule.
 const BASE: &str = "f7fcd57471a056a3fddbfb53522061a8fedc296d";
 
 /// How many characters a subject may have.
 const LENGTH: usize = 72;
 
-/// Verbs that look like another form: a plural, a past tense or a participle.
+/// Imperative verbs that look like a plural, a past tense or a participle.
 const VERBS: &[&str] =
     &["alias", "bring", "embed", "exceed", "feed", "focus", "need", "ping", "seed", "shed", "speed"];
 
@@ -38,7 +38,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     Ok(format!("{} commits have subjects that say where and what", commits.len()))
 }
 
-/// Short hashes and subjects of the commits after `base`, or of all there are if `base` is not one of them. Merges are left out.
+/// Short hashes and subjects of the commits after `base`, or of all commits if `base` is not one of them. Merges are skipped.
 fn commits_after(root: &Path, base: &str) -> Result<Vec<(String, String)>> {
     let has_base = git(root, &["cat-file", "-e", &format!("{base}^{{commit}}")])?.is_some();
     let range = if has_base { format!("{base}..HEAD") } else { "HEAD".to_owned() };
@@ -49,7 +49,7 @@ fn commits_after(root: &Path, base: &str) -> Result<Vec<(String, String)>> {
     Ok(commits.map(|(hash, subject)| (hash.to_owned(), subject.to_owned())).collect())
 }
 
-/// What git prints; `None` if it fails.
+/// The output of git; `None` if it fails.
 fn git(root: &Path, arguments: &[&str]) -> Result<Option<String>> {
     let output = Command::new("git")
         // A checkout may belong to another user than the one that runs the checks.
@@ -64,7 +64,7 @@ fn git(root: &Path, arguments: &[&str]) -> Result<Option<String>> {
     Ok(output.status.success().then_some(text))
 }
 
-/// What is wrong with a subject, and what to do.
+/// The problem with a subject, and what to do; `None` if it is fine.
 fn problem(subject: &str) -> Option<String> {
     check_subject(subject).err().map(|error| error.to_string())
 }

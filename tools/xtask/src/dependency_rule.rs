@@ -1,4 +1,4 @@
-//! The step `dependencies`: the dependency rule of the house, which says which room may depend on which.
+//! The step `dependencies`: the dependency rule, which says which parts of the repository may depend on which.
 //!
 //! ```text
 //! core <- backends/host <- backends/* <- plugins/*
@@ -16,14 +16,14 @@ use cargo_metadata::DependencyKind;
 use crate::backend_names::{BackendNames, HOST_SUPPORT};
 use crate::workspace::{Workspace, fail_on};
 
-/// The one program that links a backend: `dsrun` registers the CPU backend, so that there is always a device.
+/// The only program that links a backend: `dsrun` registers the CPU backend, so that there is always a device.
 const DEFAULT_BACKEND: (&str, &str) = ("tools/dsrun", "backends/cpu");
 
 /// A top-level part of the repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
     Core,
-    /// What backends that compute in host memory share.
+    /// The shared support of backends that compute in host memory.
     HostSupport,
     Backend,
     PluginSdk,
@@ -105,7 +105,7 @@ struct Member {
 pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     let members = members(workspace);
     let names = BackendNames::new(members.iter().map(|member| member.folder.as_str()));
-    fail_on(&violations(&members, &names), "the dependency rule of the house is broken")?;
+    fail_on(&violations(&members, &names), "the dependency rule is broken")?;
     Ok(format!("{} packages keep the dependency rule", members.len()))
 }
 
@@ -127,7 +127,7 @@ fn members(workspace: &Workspace) -> Vec<Member> {
         .collect()
 }
 
-/// One sentence for each edge that breaks the rule, and for each package outside the house.
+/// One sentence for each dependency that breaks the rule, and for each package outside the known folders.
 fn violations(members: &[Member], backend_names: &BackendNames) -> Vec<String> {
     let mut found = Vec::new();
     for member in members {
@@ -158,7 +158,7 @@ fn violations(members: &[Member], backend_names: &BackendNames) -> Vec<String> {
 
 /// The sentence for an edge between two workspace packages, if it breaks the rule.
 fn inner_violation(member: &Member, room: Room, other: &Member) -> Option<String> {
-    // A package outside the house is reported for itself.
+    // A package outside the known folders is reported separately.
     let other_room = Room::of(&other.folder)?;
     let is_default = (member.folder.as_str(), other.folder.as_str()) == DEFAULT_BACKEND;
     if is_default || room.may_use().contains(&other_room) {

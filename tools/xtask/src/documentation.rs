@@ -21,7 +21,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     ensure!(pages.contains_key(summary), "docs/src/SUMMARY.md is missing: it lists the pages of the book");
     let mut problems = link_problems(&pages, |path| root.join(path).exists());
     problems.extend(unlisted_pages(&pages, summary));
-    fail_on(&problems, "the documentation does not hold together")?;
+    fail_on(&problems, "the documentation has broken links or unlisted pages")?;
     let links: usize = pages.values().map(|page| page.links.len()).sum();
     Ok(format!("{links} links of {} pages have targets", pages.len()))
 }

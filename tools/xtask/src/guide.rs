@@ -2,7 +2,7 @@
 //!
 //! Its blocks become one shell script. A block of C or TOML is the content of the file that its first line names; a block of
 //! commands runs unchanged, except for `cargo xtask install`, which the step runs beforehand. Blocks marked `network` or
-//! `sources` are left out: the former need a network, the latter are covered by the step `template`.
+//! `sources` are skipped: the former need a network, the latter are covered by the step `template`.
 
 use std::fs;
 use std::path::Path;

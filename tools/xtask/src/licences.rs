@@ -25,7 +25,7 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-/// Licences that packages may also have that are only used to build or test, and are not linked into what is shipped.
+/// Additional licences for packages that are only used to build or test, and are not linked into shipped programs.
 const ALLOWED_FOR_TOOLS: &[&str] = &["MPL-2.0"];
 
 /// Licence exceptions that only add permissions; a licence with one of them is allowed where the licence is.
@@ -57,7 +57,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
 /// The use of a package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// The package is linked into what is shipped.
+    /// The package is linked into a shipped program or library.
     Shipped,
     /// The package is only used to build or test.
     Tool,

@@ -1,11 +1,12 @@
-//! The step `rooms`: files and rooms keep their doors.
+//! The step `rooms`: checks module layering, import cycles and file lengths. A room is a module directly below one of the folders
+//! in [`FOLDERS`].
 //!
-//! - No more than [`CIRCLE_FILES`] files of a crate import each other in a circle.
-//! - The rooms of a folder in [`FOLDERS`], which are its modules, form no circle, and import only what their order allows.
+//! - An import cycle has at most [`CIRCLE_FILES`] files of a crate.
+//! - The rooms of a folder have no import cycles, and import only from the same or lower levels of the folder's order.
 //! - No hand-written source file has more than [`FILE_LINES`] lines.
 //!
-//! Imports are the paths that Rust sources name: `use` declarations, and paths in code. A re-export is followed to where the
-//! item is defined. Tests inside of crates may import anything.
+//! Imports are the paths in Rust sources: `use` declarations, and paths in code. Re-exports are resolved to the file that
+//! defines the item. Unit tests may import anything.
 
 mod circles;
 mod crate_map;
@@ -23,16 +24,16 @@ use circles::circles;
 use crate_map::{Import, imports};
 use table::{FOLDERS, Folder, LARGE_CIRCLES, LONG_FILES, MIXED_FOLDERS};
 
-/// How many files may import each other in a circle.
+/// The maximum number of files in an import cycle.
 const CIRCLE_FILES: usize = 6;
 
-/// How many lines a hand-written source file may have.
+/// The maximum number of lines of a hand-written source file.
 const FILE_LINES: usize = 600;
 
-/// Ends of the names of source files.
+/// File extensions of source files.
 const SOURCES: &[&str] = &["rs", "cu", "cuh", "c", "cpp", "h", "hpp", "py", "js", "css", "html", "sh"];
 
-/// Imports shown of a circle; more would hide the message.
+/// The maximum number of imports of a cycle that a message lists.
 const SHOWN: usize = 20;
 
 /// The step of `cargo xtask ci`.
@@ -54,14 +55,11 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
         problems.extend(length_problem(&file, lines, LONG_FILES));
     }
     problems.extend(missing_files(workspace.root(), LONG_FILES));
-    fail_on(
-        &problems,
-        "the rooms of the house are not in order; the rules are in tools/xtask/src/rooms/table.rs",
-    )?;
-    Ok(format!("{files} source files of {} packages keep to their rooms", folders.len()))
+    fail_on(&problems, "the rules for rooms are broken; they are in tools/xtask/src/rooms/table.rs")?;
+    Ok(format!("{files} source files of {} packages keep the rules for rooms", folders.len()))
 }
 
-/// The imports between the source files of a package, with files named from the repository's root.
+/// The imports between the source files of a package, with paths relative to the root of the repository.
 fn imports_of_package(root: &Path, folder: &str) -> Result<Vec<Import>> {
     let source = root.join(folder).join("src");
     let mut found = Vec::new();
@@ -76,7 +74,7 @@ fn imports_of_package(root: &Path, folder: &str) -> Result<Vec<Import>> {
     Ok(found)
 }
 
-/// Circles of more files than a crate may have.
+/// Reports import cycles with more files than the crate may have.
 fn circle_problems(folder: &str, imports: &[Import], exceptions: &[(&str, usize)]) -> Vec<String> {
     let circles = circles(imports.iter().map(|import| (import.from.as_str(), import.to.as_str())));
     let exception = exceptions.iter().find(|(package, _)| *package == folder);
@@ -91,7 +89,7 @@ fn circle_problems(folder: &str, imports: &[Import], exceptions: &[(&str, usize)
                 .filter(|import| inside.contains(import.from.as_str()) && inside.contains(import.to.as_str()));
             let within: Vec<String> = within.map(shown).collect();
             format!(
-                "{} files of {folder} import each other in a circle, and {limit} may: move what they share into a file \
+                "{} files of {folder} form an import cycle, and at most {limit} may: move what they share into a file \
                  that imports none of them\n{}",
                 circle.len(),
                 listed(&within)
@@ -107,7 +105,7 @@ fn circle_problems(folder: &str, imports: &[Import], exceptions: &[(&str, usize)
     problems
 }
 
-/// Imports between rooms of a folder that form a circle or go against the order.
+/// Reports imports between rooms of a folder that violate the order or form a cycle.
 fn room_problems(rules: &Folder, imports: &[Import], exceptions: &[&str]) -> Vec<String> {
     let between: Vec<(&str, &str, &Import)> = imports
         .iter()
@@ -133,7 +131,7 @@ fn room_problems(rules: &Folder, imports: &[Import], exceptions: &[&str]) -> Vec
         let edges = between.iter().filter(|(from, to, _)| inside(from) && inside(to));
         let edges: Vec<String> = edges.map(|(_, _, import)| shown(import)).collect();
         problems.push(format!(
-            "rooms {} of {} import each other in a circle: move what they share into one of them, or into a room of its \
+            "rooms {} of {} form an import cycle: move what they share into one of them, or into a room of its \
              own\n{}",
             circle.join(", "),
             rules.folder,
@@ -156,7 +154,7 @@ fn shown(import: &Import) -> String {
     format!("{}:{} imports `{}` of {}", import.from, import.line, import.path, import.to)
 }
 
-/// Lines below a message, as many as help.
+/// Formats the first [`SHOWN`] lines below a message.
 fn listed(lines: &[String]) -> String {
     let mut text: Vec<String> = lines.iter().take(SHOWN).map(|line| format!("      {line}")).collect();
     if lines.len() > SHOWN {
@@ -165,7 +163,7 @@ fn listed(lines: &[String]) -> String {
     text.join("\n")
 }
 
-/// The source files in these folders of the repository, with their numbers of lines.
+/// The source files in these folders of the repository, with their line counts.
 fn line_counts(root: &Path, folders: BTreeSet<&str>) -> Result<Vec<(String, usize)>> {
     let mut counts = Vec::new();
     for folder in folders {
@@ -184,7 +182,7 @@ fn line_counts(root: &Path, folders: BTreeSet<&str>) -> Result<Vec<(String, usiz
     Ok(counts)
 }
 
-/// What is wrong with the length of a file.
+/// Reports a file that is too long, or whose exception is not needed.
 fn length_problem(file: &str, lines: usize, exceptions: &[&str]) -> Option<String> {
     let excepted = exceptions.contains(&file);
     match (lines > FILE_LINES, excepted) {
@@ -199,7 +197,7 @@ fn length_problem(file: &str, lines: usize, exceptions: &[&str]) -> Option<Strin
     }
 }
 
-/// Entries of the exceptions whose files are gone.
+/// Reports exceptions for files that do not exist.
 fn missing_files(root: &Path, exceptions: &[&str]) -> Vec<String> {
     let gone = exceptions.iter().filter(|file| !root.join(file).is_file());
     gone.map(|file| format!("LONG_FILES excepts {file}, which does not exist: remove the entry")).collect()

@@ -1,19 +1,19 @@
-//! Attributes and items in the token streams of Rust sources.
+//! Helpers to scan the token streams of Rust sources: attributes and items.
 
 use proc_macro2::{Delimiter, Group, TokenTree};
 
-/// What an attribute says of the item behind it, as far as the checks are concerned.
+/// The kinds of attributes that the checks distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AttributeKind {
-    /// Documentation.
+    /// A doc comment or `#[doc]`.
     Documentation,
-    /// The item exists in tests only.
+    /// `#[cfg(test)]`: the item exists in tests only.
     TestOnly,
     /// Anything else.
     Other,
 }
 
-/// The kind of an attribute, given what is in its brackets.
+/// The kind of an attribute, given the contents of its brackets.
 pub(crate) fn attribute_kind(attribute: &Group) -> AttributeKind {
     let text: String = attribute.stream().to_string().split_whitespace().collect();
     if text.starts_with("doc=") || text.starts_with("doc(") {
@@ -25,7 +25,7 @@ pub(crate) fn attribute_kind(attribute: &Group) -> AttributeKind {
     }
 }
 
-/// Steps over one item: up to its body in braces or its semicolon. Attributes before it are stepped over with it.
+/// Skips one item with its attributes: up to and including its body in braces or its semicolon.
 pub(crate) fn skip_item(tokens: &mut impl Iterator<Item = TokenTree>) {
     for token in tokens {
         match token {

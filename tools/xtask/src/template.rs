@@ -8,14 +8,14 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace::{Workspace, cargo};
 
-/// The path from the template to the sources of dsrun, as its manifest has it.
+/// The path from the template to the sources of dsrun, as written in its manifest.
 const SOURCES: &str = "../../";
 
 /// The step of `cargo xtask ci`.
 pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     let root = workspace.root();
     let target = workspace.metadata.target_directory.as_std_path();
-    // The same path every time, so that cargo reuses what it has built.
+    // Always the same path, so that cargo reuses its build output.
     let copy = target.join("template");
     if copy.exists() {
         fs::remove_dir_all(&copy).with_context(|| format!("cannot remove {}", copy.display()))?;

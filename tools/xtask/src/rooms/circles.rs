@@ -1,8 +1,8 @@
-//! Circles in a graph of names.
+//! Import cycles: the strongly connected components of a graph of names.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// The largest sets of nodes that all reach each other, of at least two nodes, the largest first. Nodes are in order of name.
+/// The strongly connected components with at least two nodes, the largest first. The nodes of a component are sorted by name.
 pub(super) fn circles<'a>(edges: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<Vec<&'a str>> {
     let mut next: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (from, to) in edges {
@@ -27,7 +27,7 @@ pub(super) fn circles<'a>(edges: impl IntoIterator<Item = (&'a str, &'a str)>) -
     circles
 }
 
-/// All nodes that a path of at least one edge leads to.
+/// All nodes that are reachable by at least one edge.
 fn reachable<'a>(start: &'a str, next: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut pending = VecDeque::from([start]);

@@ -1,4 +1,4 @@
-//! The modules of a crate, and which of its files imports from which.
+//! The modules of a crate, and the imports between its files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -8,18 +8,18 @@ use anyhow::{Context, Result, ensure};
 
 use super::source::{ModuleSource, NamedPath};
 
-/// How many re-exports a path is followed through. Cargo refuses what would be an endless chain.
+/// The maximum number of re-exports that are followed for a path.
 const MAX_REEXPORTS: usize = 16;
 
 /// An import of one file from another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Import {
-    /// Where the path stands; files are relative to the crate's source folder, with `/`.
+    /// The file that contains the path, relative to the crate's source folder, with `/`.
     pub(super) from: String,
     pub(super) line: usize,
-    /// The path as it is written.
+    /// The path as written in the source.
     pub(super) path: String,
-    /// Where the item is defined: a re-export is followed to its definition.
+    /// The file that defines the item, after resolving re-exports.
     pub(super) to: String,
 }
 
@@ -37,7 +37,7 @@ struct Module {
     source: ModuleSource,
 }
 
-/// What a path leads to.
+/// What a path resolves to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
     Module(ModuleId),
@@ -45,7 +45,7 @@ enum Target {
     ItemOf(ModuleId),
 }
 
-/// All imports between the files of the crate with this root file, one for each pair of files, in their order.
+/// All imports between the files of the crate with this root file: one for each pair of files, in order.
 pub(super) fn imports(root: &Path) -> Result<Vec<Import>> {
     let folder = root.parent().context("a source file lies in a folder")?;
     let mut map = CrateMap { modules: Vec::new() };
@@ -55,7 +55,7 @@ pub(super) fn imports(root: &Path) -> Result<Vec<Import>> {
 }
 
 impl CrateMap {
-    /// Reads a file and the files of its modules. `inside` is the folder where those lie, relative to `folder`.
+    /// Reads a file and the files of its modules, which are in the folder `inside`, relative to `folder`.
     fn add_file(
         &mut self,
         folder: &Path,
@@ -105,7 +105,7 @@ impl CrateMap {
                 let target = match self.resolve(id, &path.segments, 0) {
                     Some(Target::ItemOf(target)) => target,
                     Some(Target::Module(target)) if path.glob => target,
-                    // The name of a module alone imports nothing: the paths that begin with it do.
+                    // Importing a module by itself is not counted: the paths that begin with its name are.
                     Some(Target::Module(_)) | None => continue,
                 };
                 let (from, to) = (module.file.as_str(), self.modules[target].file.as_str());
@@ -122,7 +122,7 @@ impl CrateMap {
         found.into_values().collect()
     }
 
-    /// What a path in a module leads to; `None` if that lies outside the crate or is a name of the prelude.
+    /// Resolves a path in a module; `None` if it is outside the crate or a name of the prelude.
     fn resolve(&self, module: ModuleId, path: &[String], reexports: usize) -> Option<Target> {
         let (first, rest) = path.split_first()?;
         let start = match first.as_str() {
@@ -132,7 +132,7 @@ impl CrateMap {
             name => self.name_in(module, name, reexports)?,
         };
         rest.iter().try_fold(start, |target, segment| match target {
-            // A variant, a constant or a function of an item.
+            // The rest of the path is an associated item or a variant.
             Target::ItemOf(_) => Some(target),
             Target::Module(module) if segment == "super" => {
                 Some(Target::Module(self.modules[module].parent?))
@@ -141,7 +141,7 @@ impl CrateMap {
         })
     }
 
-    /// What a name in a module stands for.
+    /// Resolves a name in a module.
     fn name_in(&self, id: ModuleId, name: &str, reexports: usize) -> Option<Target> {
         let module = &self.modules[id];
         if let Some(child) = module.children.get(name) {

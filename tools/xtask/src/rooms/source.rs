@@ -1,4 +1,4 @@
-//! What one Rust file says of modules: those it declares, the items it defines, and the paths it names.
+//! Parses a Rust file for its modules, items and paths.
 
 use std::collections::HashSet;
 use std::str::FromStr;
@@ -8,36 +8,36 @@ use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 
 use crate::rust_tokens::{AttributeKind, attribute_kind, skip_item};
 
-/// A module as it is written: a whole file, or the braces of `mod name { .. }`. What exists in tests only is left out.
+/// The source of a module: a whole file, or the body of `mod name { .. }`. Items under `#[cfg(test)]` are ignored.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ModuleSource {
-    /// Names of the modules that have files of their own.
+    /// Names of the modules in separate files (`mod name;`).
     pub(super) files: Vec<String>,
-    /// Modules in braces.
+    /// Inline modules (`mod name { .. }`).
     pub(super) inline: Vec<(String, Self)>,
     /// Names of functions, types, constants and macros defined here.
     pub(super) items: HashSet<String>,
-    /// Paths of `use` declarations and of expressions and types.
+    /// Paths in `use` declarations, expressions and types.
     pub(super) paths: Vec<NamedPath>,
 }
 
 /// A path with at least two segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NamedPath {
-    /// From the first one, which may be `crate`, `self`, `super` or any name in scope.
+    /// The segments of the path. The first may be `crate`, `self`, `super` or any name in scope.
     pub(super) segments: Vec<String>,
-    /// Whether all names of the path's target are imported.
+    /// Whether the path is a glob import (`path::*`).
     pub(super) glob: bool,
-    /// The name that a `use` declaration of the module binds.
+    /// The name that the path binds in the module, if it is a `use` declaration.
     pub(super) binds: Option<String>,
     pub(super) line: usize,
 }
 
-/// Keywords that are followed by the name of an item.
+/// Keywords after which the name of an item follows.
 const ITEMS: &[&str] = &["fn", "struct", "enum", "trait", "type", "const", "static", "union", "mut"];
 
 impl ModuleSource {
-    /// Reads a file.
+    /// Parses a file.
     pub(super) fn parse(source: &str) -> Result<Self> {
         let tokens =
             TokenStream::from_str(source).map_err(|error| anyhow::anyhow!("this is not Rust: {error}"))?;
@@ -48,7 +48,7 @@ impl ModuleSource {
 
     fn scan(&mut self, tokens: TokenStream, level: Level) {
         let mut tokens = tokens.into_iter().peekable();
-        // How many colons stand before a token: behind two of them it goes on with a path.
+        // The number of colons before a token: after two, the token continues a path that was already read.
         let mut colons = 0;
         while let Some(token) = tokens.next() {
             let colons_before = std::mem::take(&mut colons);
@@ -97,7 +97,7 @@ impl ModuleSource {
         }
     }
 
-    /// Reads what follows `mod`.
+    /// Reads the tokens after `mod`.
     fn read_module(&mut self, tokens: &mut Tokens) {
         let Some(TokenTree::Ident(name)) = tokens.next() else { return };
         match tokens.next() {
@@ -110,7 +110,7 @@ impl ModuleSource {
         }
     }
 
-    /// Reads what follows `use`, up to the semicolon.
+    /// Reads the tokens after `use`, up to the semicolon.
     fn read_use(&mut self, tokens: &mut Tokens, level: Level) {
         // `impl Trait + use<'a>` captures lifetimes and imports nothing.
         if matches!(tokens.peek(), Some(TokenTree::Punct(punct)) if punct.as_char() == '<') {
@@ -121,7 +121,7 @@ impl ModuleSource {
         self.read_use_tree(&[], &tree, level);
     }
 
-    /// Reads one tree of a `use` declaration, behind `prefix`.
+    /// Reads one use tree whose path begins with `prefix`.
     fn read_use_tree(&mut self, prefix: &[String], tree: &[TokenTree], level: Level) {
         let Some(first) = tree.first() else { return };
         let line = first.span().start().line;
@@ -156,16 +156,16 @@ impl ModuleSource {
 
 type Tokens = std::iter::Peekable<proc_macro2::token_stream::IntoIter>;
 
-/// Where tokens stand.
+/// The context of tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Level {
-    /// Among the items of a module.
+    /// Directly in a module.
     Module,
-    /// In the body or the arguments of something.
+    /// Inside a group: a body, arguments, or the like.
     Inside,
 }
 
-/// The segment behind `::`, if there is one.
+/// Takes the path segment after `::`, if there is one.
 fn next_segment(tokens: &mut Tokens) -> Option<String> {
     let mut ahead = tokens.clone();
     let joint =
