@@ -1,11 +1,12 @@
-//! The text of an answer with its tokens: each token is released when its text is certain.
+//! Detokenises an answer. Text, and the tokens it consists of, are held back while they may still become part of a stop string or
+//! of a multi-byte character.
 
 use super::api::TokenLogprob;
 use dsrun_engine::{FinishReason, TextStream, TokenEvent};
 use dsrun_models::{stop::StopMatcher, tokenizer::Tokenizer};
 use std::{collections::VecDeque, sync::Arc};
 
-/// The logarithm that is reported for a token that cannot be chosen; that of OpenAI and vLLM.
+/// The log probability reported for a token that cannot be sampled, as by OpenAI and vLLM.
 const LEAST_LOGPROB: f32 = -9999.0;
 
 /// A token of an answer, with its most likely alternatives.
@@ -13,16 +14,16 @@ const LEAST_LOGPROB: f32 = -9999.0;
 pub(crate) struct Token {
     pub(crate) chosen: TokenLogprob,
     pub(crate) top: Vec<TokenLogprob>,
-    /// The place in the answer where its text starts, in characters.
+    /// The offset of its text in the answer, in characters.
     pub(crate) offset: usize,
 }
 
 /// The result of adding a token to an answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Output {
-    /// Text that is certain now.
+    /// Text that became final: it cannot be part of a stop string.
     pub(crate) text: String,
-    /// The tokens of that text, if they were asked for.
+    /// The tokens of that text, if tokens were requested.
     pub(crate) tokens: Vec<Token>,
     /// The index of the stop string that ended the answer, if one did.
     pub(crate) stop: Option<usize>,
@@ -30,25 +31,25 @@ pub(crate) struct Output {
     pub(crate) finish: Option<FinishReason>,
 }
 
-/// The text of an answer, and its tokens if they are asked for.
+/// The text of an answer, and its tokens if requested.
 #[derive(Debug)]
 pub(crate) struct AnswerText {
     stream: TextStream,
-    /// Absent for a model without a tokenizer: tokens have no text then.
+    /// `None` for a model without a tokenizer, whose tokens have no text.
     tokenizer: Option<Tokenizer>,
-    /// Whether tokens are asked for.
+    /// Whether tokens are requested.
     keep_tokens: bool,
-    /// Tokens whose text is not certain yet, with their start in the answer, in bytes.
+    /// Tokens whose text is not final yet, with the offset of their text in bytes.
     held: VecDeque<(usize, Token)>,
-    /// Bytes and characters decoded so far.
+    /// The number of bytes and of characters decoded so far.
     decoded: (usize, usize),
-    /// Bytes that are certain.
+    /// The number of bytes that are final.
     certain: usize,
 }
 
 impl AnswerText {
-    /// The text of an answer that ends before each of the stop strings. The control tokens in `shown` are part of it, with these texts;
-    /// `keep_tokens` asks for its tokens.
+    /// An empty answer that ends before the first of the stop strings. The control tokens in `shown` are part of the text, with
+    /// these texts; `keep_tokens` requests the tokens.
     pub(crate) fn new(
         tokenizer: Option<&Tokenizer>,
         stops: StopMatcher,
@@ -65,7 +66,7 @@ impl AnswerText {
         }
     }
 
-    /// Adds a token. `shown` is false for end tokens, whose text does not belong to the answer.
+    /// Adds a token. `shown` is false for end tokens, whose text is not part of the answer.
     pub(crate) fn push(&mut self, event: &TokenEvent, shown: bool) -> Output {
         if self.keep_tokens && shown {
             let token = self.token(event);
@@ -79,12 +80,12 @@ impl AnswerText {
         Output { text: piece.text, tokens, stop: piece.stop, finish: piece.finish }
     }
 
-    /// Takes the tokens whose text is certain. Tokens of a stop string are not released.
+    /// Takes the tokens whose text is final. Tokens of a stop string are never released.
     fn release(&mut self, last: bool) -> Vec<Token> {
         let mut tokens = Vec::new();
         while let Some((start, _)) = self.held.front() {
             let end = self.held.get(1).map_or(self.decoded.0, |next| next.0);
-            // A token without text of its own (a part of a character, a control token) is certain where it stands.
+            // A token without text (a part of a character, a control token) is final when the text before it is.
             let certain = end <= self.certain || (last && *start < self.certain);
             if !certain {
                 break;
@@ -96,7 +97,7 @@ impl AnswerText {
 
     fn token(&self, event: &TokenEvent) -> Token {
         let describe = |token: u32, logprob: f32| {
-            // A grammar or a bias can exclude a token, and JSON has no infinity.
+            // A grammar or a bias can exclude a token, whose log probability is then minus infinity, which JSON cannot represent.
             let logprob = logprob.max(LEAST_LOGPROB);
             let bytes =
                 self.tokenizer.as_ref().map_or_else(Vec::new, |tokenizer| tokenizer.token_bytes(token));
