@@ -61,7 +61,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Continue a prompt.
     Generate(Generate),
-    /// Talk with a model.
+    /// Chat with a model.
     Chat(Chat),
     /// Fetch a model, and print its path.
     Pull(Pull),
@@ -69,13 +69,13 @@ pub(crate) enum Command {
     Models(Models),
     /// Show a model: configuration, memory plan, tensors, program.
     Inspect(Inspect),
-    /// Predict memory and speed of a model on devices that need not be here.
+    /// Predict memory and speed of a model on devices that need not be present.
     Plan(Plan),
     /// Print the logits of a text, position by position.
     Logits(Logits),
     /// List backends and devices.
     Backends(Backends),
-    /// Check this machine and each backend, and whether they work.
+    /// Check whether this machine and each backend work.
     Doctor(Doctor),
     /// Build the kernels of a model ahead of time.
     Kernels(Kernels),
@@ -85,7 +85,7 @@ pub(crate) enum Command {
     Bench(Bench),
     /// Measure the quality of a model.
     Eval(Eval),
-    /// Write a model with its weights rounded to integers, for dsrun and other programs.
+    /// Write a model with quantised weights, for dsrun and other programs.
     Quantize(Quantize),
     /// Print the script with which a shell completes the command line.
     Completions(Completions),

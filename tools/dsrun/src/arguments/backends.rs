@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub(crate) struct Backends {
-    /// Also print every place that was searched for plugins, load each plugin in a process of its own, and print its devices or its
-    /// error.
+    /// Also print every folder that was searched for plugins, load each plugin in a separate process, and print its devices or
+    /// its error.
     #[arg(long)]
     pub(crate) explain: bool,
     /// Used by --explain for that process: load the plugin of a file, and print its devices as JSON.
@@ -26,7 +26,7 @@ pub(crate) struct Doctor {
     /// Check this backend only: a name that `dsrun backends` lists, or the path of a plugin's library or manifest.
     #[arg(long, value_name = "NAME")]
     pub(crate) backend: Option<String>,
-    /// Also measure and compare what passes between these devices of the backend, such as `0,1`, or between `all`.
+    /// Also measure and check data exchange between these devices of the backend, such as `0,1`, or between `all`.
     #[arg(long, value_name = "INDICES")]
     pub(crate) devices: Option<String>,
     /// Print one JSON object.
@@ -51,14 +51,14 @@ pub(crate) enum KernelsCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct KernelsBuild {
-    /// The most requests that will run side by side.
+    /// The maximum number of requests that will run at the same time.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
     pub(crate) batch: usize,
-    /// Build for a device of another machine, by a name that the backend knows, such as h200: for example while an image is made on
-    /// a machine without a GPU. An unknown name prints the known ones.
+    /// Build for a device of another machine, by a name that the backend knows, such as h200: for example for a container image
+    /// built on a machine without a GPU. An unknown name prints the known ones.
     #[arg(long = "for", visible_alias = "arch", value_name = "DEVICE", conflicts_with_all = ["device", "threads", "tp", "pp", "mesh", "devices"])]
     pub(crate) absent: Option<String>,
-    /// Kernels built at the same time; as many as there are processors if not given.
+    /// Number of kernels built at the same time; the number of processors if not given.
     #[arg(long, short, value_name = "COUNT", value_parser = positive)]
     pub(crate) jobs: Option<usize>,
     #[command(flatten)]

@@ -25,13 +25,14 @@ pub(crate) enum BenchCommand {
     /// Measure the tokens per second of many requests at once.
     Throughput(Throughput),
     /// Measure each kind of call of a decode step, and how close it is to the memory bandwidth. Larger regions that a device
-    /// merges for small batches are measured in their parts.
+    /// runs in one launch for small batches are measured call by call.
     Kernels(BenchKernels),
     /// Measure the latency of an OpenAI-compatible server under load.
     Serve(BenchServe),
     /// Draw latency over throughput from the output of `bench serve --json`, for several servers or settings.
     Plot(BenchPlot),
-    /// Load a server of this program for a while, with clients that disconnect now and then, and compare every answer with a solo one.
+    /// Put load on a dsrun server, with clients that disconnect now and then, and compare every answer with that of an idle
+    /// server.
     Soak(Soak),
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct Latency {
     /// Tokens to generate for each prompt.
     #[arg(long = "gen", default_value_t = 64, value_name = "TOKENS", value_parser = at_least_two)]
     pub(crate) generate: usize,
-    /// Prompts that run side by side.
+    /// Number of prompts that run at the same time.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
     pub(crate) batch: usize,
     #[command(flatten)]
@@ -70,7 +71,7 @@ pub(crate) struct Prefill {
     /// Tokens of the prompts to measure, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "128,512", value_name = "TOKENS", value_parser = positive)]
     pub(crate) prompt: Vec<usize>,
-    /// Prompts that run side by side.
+    /// Number of prompts that run at the same time.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
     pub(crate) batch: usize,
     /// Seconds of idle time before each run, to measure a prompt on a device that was idle. Runs in quick succession bring a device
@@ -94,7 +95,7 @@ pub(crate) struct Throughput {
     /// Tokens to generate for each request.
     #[arg(long = "gen", default_value_t = 128, value_name = "TOKENS", value_parser = positive)]
     pub(crate) generate: usize,
-    /// Requests that run side by side; all of them if not given.
+    /// Number of requests that run at the same time; all of them if not given.
     #[arg(long, value_name = "COUNT", value_parser = positive)]
     pub(crate) batch: Option<usize>,
     /// Tokens that the KV cache holds; as many as all requests need, or as fit into memory, if not given.
@@ -111,7 +112,7 @@ pub(crate) struct Throughput {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchKernels {
-    /// Requests that generate side by side.
+    /// Number of requests that generate at the same time.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
     pub(crate) batch: usize,
     /// Tokens of context of each request.
@@ -127,7 +128,7 @@ pub(crate) struct BenchKernels {
 pub(crate) struct BenchServe {
     /// The server, such as http://localhost:8000.
     pub(crate) url: String,
-    /// The model to ask for; the first that the server lists if not given.
+    /// The model to request; the first that the server lists if not given.
     #[arg(long, short, value_name = "NAME")]
     pub(crate) model: Option<String>,
     /// The API key of the server.
@@ -143,41 +144,42 @@ pub(crate) struct BenchServe {
     /// Requests of each load; as many as end within --seconds if not given.
     #[arg(long, value_name = "COUNT", value_parser = positive)]
     pub(crate) requests: Option<usize>,
-    /// Seconds of each load, if --requests is not given. Every client asks at least once.
+    /// Seconds of each load, if --requests is not given. Every client sends at least one request.
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     #[arg(conflicts_with = "requests")]
     pub(crate) seconds: u64,
     /// Open loop: requests per second that arrive at random, however many are running; several rates are measured in turn.
     #[arg(long, value_delimiter = ',', value_name = "RATES")]
     pub(crate) rate: Vec<f64>,
-    /// Closed loop: clients that each wait for their answer before they ask again; several numbers are measured in turn.
+    /// Closed loop: number of clients, each of which waits for its answer before its next request; several numbers are measured
+    /// in turn.
     #[arg(long, value_delimiter = ',', value_name = "COUNTS", value_parser = positive)]
     pub(crate) clients: Vec<usize>,
     /// Requests before the first load that are not measured.
     #[arg(long, default_value_t = 2, value_name = "COUNT")]
     pub(crate) warm_up: usize,
-    /// Ask for chat completions instead of completions; prompts are then words.
+    /// Request chat completions instead of completions; prompts are then words.
     #[arg(long)]
     pub(crate) chat: bool,
-    /// Send prompts as words instead of tokens, for servers that take no tokens.
+    /// Send prompts as words instead of tokens, for servers that do not accept tokens.
     #[arg(long)]
     pub(crate) text: bool,
     /// Token ids of prompts are drawn below this.
     #[arg(long, default_value_t = 10_000, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) vocabulary: u32,
-    /// Ask for the ids of tokens too, for models without a tokenizer; the server must know the field `return_token_ids`.
+    /// Request the ids of tokens, too, for models without a tokenizer; the server must support the field `return_token_ids`.
     #[arg(long, conflicts_with = "chat")]
     pub(crate) token_ids: bool,
-    /// Ask for answers that continue past the model's end tokens; the server must know the field `ignore_eos`.
+    /// Request answers that continue past the model's end tokens; the server must support the field `ignore_eos`.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Service level: the first token must come within the prompt's length over this many tokens per second.
+    /// Service level: the first token must arrive within the prompt's length divided by this many tokens per second.
     #[arg(long, default_value_t = 512.0, value_name = "NUMBER")]
     pub(crate) sla_prompt: f64,
     /// Service level: tokens per second after the first token.
     #[arg(long, default_value_t = 4.0, value_name = "NUMBER")]
     pub(crate) sla_gen: f64,
-    /// Seconds after which a request counts as failed.
+    /// Seconds after which a request is counted as failed.
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     pub(crate) timeout: u64,
     /// Seed of lengths, prompts and arrivals.
@@ -211,13 +213,13 @@ pub(crate) struct Soak {
     /// The API key of the server.
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
-    /// Clients that ask side by side.
+    /// Number of concurrent clients.
     #[arg(long, default_value_t = 64, value_name = "COUNT", value_parser = positive)]
     pub(crate) clients: usize,
-    /// Seconds that they ask.
+    /// Duration in seconds.
     #[arg(long, default_value_t = 120, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub(crate) seconds: u64,
-    /// Different questions; each is first asked once, alone.
+    /// Number of different questions; each is first asked once on the idle server.
     #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = positive)]
     pub(crate) questions: usize,
     /// Words of questions: 512, uniform:100-900 or normal:2600/780 (mean and deviation).
@@ -226,7 +228,7 @@ pub(crate) struct Soak {
     /// Tokens of answers, in the same form.
     #[arg(long = "gen", default_value = "uniform:8-64", value_name = "LENGTHS")]
     pub(crate) generate: Lengths,
-    /// The share of answers in the middle of which clients disconnect, from 0 to 1.
+    /// The share of answers during which clients disconnect, from 0 to 1.
     #[arg(long, default_value_t = 0.25, value_name = "NUMBER", value_parser = share)]
     pub(crate) leave: f64,
     /// Answers may differ where the two best tokens of the solo answer are closer than this, in log probabilities.
@@ -245,7 +247,7 @@ pub(crate) struct Abi {
     /// Tokens of the prompt.
     #[arg(long, default_value_t = 16, value_name = "TOKENS", value_parser = positive)]
     pub(crate) prompt: usize,
-    /// Steps to measure in a run: tokens to generate.
+    /// Steps to measure per run: tokens to generate.
     #[arg(long, default_value_t = 200, value_name = "COUNT", value_parser = positive)]
     pub(crate) steps: usize,
     /// Runs.

@@ -23,8 +23,8 @@ pub(crate) struct Perplexity {
     /// The number of windows from the start of the text; all if not given.
     #[arg(long, value_name = "COUNT", value_parser = positive)]
     pub(crate) chunks: Option<usize>,
-    /// The distance between the beginnings of windows, and the number of last tokens that count in each. If not given, windows do
-    /// not overlap, and the second half of each counts.
+    /// The distance between the starts of windows, and the number of tokens at the end of each that are counted. If not given,
+    /// windows do not overlap, and the second half of each is counted.
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) stride: Option<usize>,
     /// Print one JSON object.

@@ -73,7 +73,7 @@ pub(crate) struct Logits {
     /// Token ids, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "IDS")]
     pub(crate) tokens: Vec<u32>,
-    /// How many of the largest logits to print.
+    /// Number of the largest logits to print.
     #[arg(long, default_value_t = 10, value_name = "COUNT")]
     pub(crate) top: usize,
     /// Only these positions, counted from 0, separated by commas.

@@ -23,7 +23,7 @@ pub(crate) struct Plan {
     /// The kind of device: a100, h100, h200, b200, l40s, rtx-4090, rtx-5090, or host for ranks that share a CPU.
     #[arg(long, value_name = "NAME", default_value = "h100")]
     pub(crate) device: String,
-    /// Gigabytes of memory of a device, in place of those of its kind.
+    /// Gigabytes of memory of a device, instead of the value for its kind.
     #[arg(long, value_name = "GB")]
     pub(crate) memory: Option<f64>,
     /// Gigabytes per second that a device reads from its memory.
@@ -38,7 +38,7 @@ pub(crate) struct Plan {
     /// Microseconds of an exchange, besides its bytes.
     #[arg(long, value_name = "MICROSECONDS")]
     pub(crate) latency_us: Option<f64>,
-    /// Requests that generate side by side.
+    /// Number of requests that generate at the same time.
     #[arg(long, short, value_name = "REQUESTS", default_value_t = 1, value_parser = positive)]
     pub(crate) batch: usize,
     /// Tokens of each request in the KV cache; the model's limit, at most 2048, if not given.
@@ -47,7 +47,7 @@ pub(crate) struct Plan {
     /// Tokens of a prompt; half of the context if not given.
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) prompt: Option<usize>,
-    /// The most tokens of a step.
+    /// Maximum number of tokens of a step.
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) step_tokens: Option<usize>,
     /// Element type of weights, activations and cache; `keep` uses the weights' types in the file.
@@ -56,10 +56,10 @@ pub(crate) struct Plan {
     /// How weights are quantised when they are loaded: a scheme such as w4a16, or the path of a policy.
     #[arg(long, value_name = "SCHEME", value_parser = policy)]
     pub(crate) quantize: Option<Policy>,
-    /// Say what bounds each stage of the first mesh.
+    /// Print the bottleneck of each stage of the first mesh.
     #[arg(long)]
     pub(crate) explain: bool,
-    /// Draw what each stage of the first mesh does when as SVG: the prompts of all requests, and answers of 16 tokens.
+    /// Draw a timeline of the stages of the first mesh as SVG: the prompts of all requests, and answers of 16 tokens.
     #[arg(long, value_name = "PATH")]
     pub(crate) timeline: Option<PathBuf>,
     /// Use only files on this machine.

@@ -24,8 +24,7 @@ pub(crate) struct Quantize {
     /// The folder to write, or with --policy-only the file. It must not exist.
     #[arg(long, short, value_name = "PATH")]
     pub(crate) output: PathBuf,
-    /// Element type of matrices that are not rounded to integers; `keep` keeps their types, and converts blocks of GGUF files to
-    /// f16.
+    /// Element type of matrices that are not quantised; `keep` keeps their types, and converts GGUF blocks to f16.
     #[arg(long, value_enum, default_value_t = Dtype::Keep)]
     pub(crate) dtype: Dtype,
     /// Use only files on this machine.

@@ -62,7 +62,8 @@ pub(crate) struct DeviceArguments {
     /// Threads a CPU device may use; all cores if not given.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
-    /// Memory of the device that may be used, such as `20GB` or `8GiB`; all that is free if not given. On several devices, of each.
+    /// Memory of the device that may be used, such as `20GB` or `8GiB`; all free memory if not given. With several devices, of
+    /// each.
     #[arg(long, value_name = "SIZE")]
     pub(crate) gpu_memory: Option<MemorySize>,
 }
@@ -79,7 +80,7 @@ pub(crate) struct DevicesArguments {
     /// threads and its memory.
     #[arg(help_heading = SEVERAL, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) tp: Option<u16>,
-    /// Divide the layers into this many stages, each on devices of its own, that work on different requests at the same time
+    /// Divide the layers into this many stages on separate devices, which work on different requests at the same time
     /// (pipeline parallelism). With --tp, each stage has that many ranks.
     #[arg(help_heading = SEVERAL, long, value_name = "STAGES", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) pp: Option<u16>,
@@ -92,14 +93,14 @@ pub(crate) struct DevicesArguments {
     /// Split the model over these devices, such as `0,1`: one rank on each.
     #[arg(help_heading = SEVERAL, long, value_delimiter = ',', value_name = "INDICES", conflicts_with = "device")]
     pub(crate) devices: Vec<usize>,
-    /// Let ranks share --device where there are too few devices, and divide its memory. This is slower than one rank: it is for trying
-    /// a split.
+    /// Let ranks share --device if there are too few devices, and divide its memory. This is slower than one rank: it is for
+    /// testing a split.
     #[arg(help_heading = SEVERAL, long, conflicts_with = "devices")]
     pub(crate) share_device: bool,
     /// A TOML file that pins how weights are split over ranks; a search decides about all others.
     #[arg(help_heading = SEVERAL, long, value_name = "PATH", value_parser = shard_policy)]
     pub(crate) shard: Option<ShardPolicy>,
-    /// The launcher that has started several processes of this command, each with some of the ranks.
+    /// The launcher that started several processes of this command, each with some of the ranks.
     #[arg(help_heading = SEVERAL, long, value_enum, default_value_t = LauncherName::Auto, value_name = "NAME")]
     pub(crate) launcher: LauncherName,
     /// The host and port where the processes meet; that of the launcher if not given.
@@ -156,10 +157,10 @@ impl DevicesArguments {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LauncherName {
-    /// The one whose variables are set.
+    /// The launcher whose variables are set.
     #[default]
     Auto,
-    /// None: this is the only process.
+    /// No launcher: this is the only process.
     None,
     /// torchrun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
     Torchrun,
@@ -191,15 +192,15 @@ pub(crate) struct EngineArguments {
     /// Element type of weights, activations and cache; `keep` uses the weights' types in the file.
     #[arg(long, value_enum, default_value_t = Dtype::Keep)]
     pub(crate) dtype: Dtype,
-    /// Element type of the KV cache, which 16 bits halve beside f32; `keep` is that of the activations.
+    /// Element type of the KV cache; 16-bit types halve its size compared with f32. `keep` uses the type of the activations.
     #[arg(long, value_enum, default_value_t = Dtype::Keep, hide_possible_values = true, value_name = "keep|f32|bf16|f16")]
     pub(crate) kv_dtype: Dtype,
-    /// Tokens a prompt and its answer may have together. If not given, the model's limit, as far as the memory has room for it (on
-    /// the CPU, a quarter of what is free), and at most 2048 in benchmarks. For `eval perplexity` the tokens of a window, 512 if not
-    /// given.
+    /// Tokens a prompt and its answer may have together. If not given, the model's limit, if memory allows (on the CPU, a quarter
+    /// of the free memory), and at most 2048 in benchmarks. For `eval perplexity` the tokens of a window, 512 if not given.
     #[arg(long, short = 'c', visible_alias = "ctx-size", alias = "max-model-len", value_name = "TOKENS")]
     pub(crate) context: Option<usize>,
-    /// The most tokens of a step: longer prompts are split into chunks. 256 if not given; `bench prefill` takes whole prompts.
+    /// Maximum number of tokens of a step: longer prompts are split into chunks. 256 if not given; `bench prefill` processes
+    /// whole prompts.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) step_tokens: Option<usize>,
     /// Run every primitive separately instead of fused, for comparison.
@@ -208,16 +209,16 @@ pub(crate) struct EngineArguments {
     /// Read every token before the next step is launched, for comparison.
     #[arg(long)]
     pub(crate) no_launch_ahead: bool,
-    /// Process whole prompts before any request generates, instead of beside generation, for comparison.
+    /// Process whole prompts before any request generates, instead of mixing both, for comparison.
     #[arg(long)]
     pub(crate) prompts_first: bool,
     /// Launch every call separately instead of capturing steps as graphs, for comparison.
     #[arg(long)]
     pub(crate) no_graphs: bool,
-    /// Refuse a device that does not guarantee that an answer is the same to the bit, whatever else runs.
+    /// Refuse a device that does not guarantee bit-identical answers whatever else runs.
     #[arg(long)]
     pub(crate) batch_invariant: bool,
-    /// Quantise weights when they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
+    /// Quantise weights at load: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
     /// `int4g64z_f16`, or a TOML file with a policy for each weight.
     #[arg(long, value_name = "POLICY", value_parser = policy)]
     pub(crate) quantize: Option<Policy>,
@@ -228,7 +229,7 @@ pub(crate) struct EngineArguments {
     /// With `--weights-in disk:FOLDER`, the host memory that weights may take; half of what is available if not given.
     #[arg(long, value_name = "SIZE")]
     pub(crate) host_memory: Option<MemorySize>,
-    /// If weights are in host memory, the most layers that stay on the device; as many as fit if not given.
+    /// If weights are in host memory, the maximum number of layers that stay on the device; as many as fit if not given.
     #[arg(long, value_name = "COUNT")]
     pub(crate) resident_layers: Option<usize>,
 }
@@ -279,10 +280,10 @@ pub(crate) fn shard_policy(path: &str) -> Result<ShardPolicy, String> {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Speculation")]
 pub(crate) struct SpeculationArguments {
-    /// Propose tokens and let the model check several of them in one step; the answer stays the same. `ngram`, or `ngram:K` for at
-    /// most K at a time (7), proposes the tokens that followed the last ones earlier in the text: that pays where answers repeat
-    /// the prompt or themselves (edited code, quotes, lists). `draft`, or `draft:K` (4), asks the model of --draft. Pays while few
-    /// requests run. Requests with penalties do not speculate.
+    /// Propose tokens and let the model verify several of them in one step; the answer stays the same. `ngram`, or `ngram:K` for
+    /// at most K at a time (7), proposes the tokens that followed the last ones earlier in the text, which pays off where answers
+    /// repeat the prompt or themselves (edited code, quotes, lists). `draft`, or `draft:K` (4), uses the model of --draft. Pays
+    /// off while few requests run. Requests with penalties do not speculate.
     #[arg(long, value_name = "HOW")]
     pub(crate) speculate: Option<Speculation>,
     /// A draft model: a second, much smaller model with the same tokenizer that proposes tokens (--speculate draft). Named as for
@@ -292,7 +293,7 @@ pub(crate) struct SpeculationArguments {
 }
 
 impl SpeculationArguments {
-    /// The speculation to use; naming a draft model asks for it.
+    /// The speculation to use; naming a draft model enables it.
     pub(crate) fn speculation(&self) -> Option<Speculation> {
         let draft = Speculation::Draft { tokens: Speculation::DRAFT_TOKENS };
         self.speculate.or(self.draft.is_some().then_some(draft))
@@ -324,13 +325,13 @@ pub(crate) struct SamplingArguments {
     /// Make generated tokens less likely: subtracted from their logits for every time they were generated.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
-    /// Seed of the random draws: equal seeds give equal answers.
+    /// Seed of the random numbers: equal seeds give equal answers.
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     pub(crate) seed: u64,
-    /// The most tokens of an answer.
+    /// Maximum number of tokens of an answer.
     #[arg(long, short = 'n', alias = "n-predict", value_name = "COUNT", value_parser = positive)]
     pub(crate) max_tokens: Option<usize>,
-    /// A text that ends the answer; may be given several times.
+    /// A string that ends the answer; may be given several times.
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
 }

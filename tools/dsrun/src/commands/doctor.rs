@@ -33,7 +33,7 @@ struct Report {
     platform: String,
     cache: Cache,
     backends: Vec<BackendReport>,
-    /// What passes between devices, if it was asked for.
+    /// The results of data exchange between devices, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     links: Option<links::Links>,
     /// Whether the named backend, or the default without a name, works.
@@ -111,7 +111,7 @@ pub(crate) fn run(command: &Doctor) -> Result<()> {
         show(&report)?;
     }
     match &command.backend {
-        _ if ok && !linked => bail!("the devices do not exchange data as they should"),
+        _ if ok && !linked => bail!("data was lost or changed between devices"),
         _ if ok => Ok(()),
         Some(name) => bail!("backend {name} does not work on this machine"),
         None => bail!("the default backend does not work on this machine"),

@@ -1,4 +1,4 @@
-//! `dsrun bench throughput`: tokens per second of many requests at once, and what of a step is the host's work.
+//! `dsrun bench throughput`: measures tokens per second of many concurrent requests, and the host's share of a step.
 
 use super::{prompts::prompt, streaming::Streaming};
 use crate::{
@@ -22,11 +22,11 @@ struct Figures {
     ranks: usize,
     dtype: String,
     requests: usize,
-    /// Requests that run side by side.
+    /// Requests that run at the same time.
     batch: usize,
     prompt_tokens: usize,
     generated_tokens: usize,
-    /// Tokens that a step may bring.
+    /// Tokens that a step may have.
     step_tokens: usize,
     /// Tokens that the KV cache holds.
     kv_tokens: usize,

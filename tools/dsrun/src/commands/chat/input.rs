@@ -1,4 +1,4 @@
-//! What is typed in a chat: messages, commands, and their history across starts.
+//! The input of a chat: messages, commands, and their history, which is kept across starts.
 
 use anyhow::Result;
 use dsrun_models::fetch::FetchOptions;
@@ -23,7 +23,7 @@ pub(super) enum Input {
     Exit,
     Reset,
     Help,
-    /// A command that there is not.
+    /// An unknown command.
     Unknown(String),
     /// A message for the model.
     Message,

@@ -1,4 +1,4 @@
-//! What passes between the devices of a backend: `dsrun doctor --devices`.
+//! Measures and checks data exchange between the devices of a backend: `dsrun doctor --devices`.
 //!
 //! Every pair of devices exchanges messages in both directions, which are compared, and all of them together run an all-reduce whose
 //! result must have the same bits on each. Data comes from the host, so that a link that loses or changes bytes is found.
