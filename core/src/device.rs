@@ -10,6 +10,10 @@
 //! - Buffers are opaque; a backend rejects the objects of another backend with an error.
 //! - Every wait has a timeout, and a name that its error repeats.
 
+mod memory_account;
+
+pub use memory_account::{MemoryAccount, MemoryReservation};
+
 use crate::{DType, Error, Result, collective::Collective, graph::Graphs, kernels::Kernels, op::Profile};
 use std::{any::Any, fmt::Debug, ptr::NonNull, sync::Arc, time::Duration};
 

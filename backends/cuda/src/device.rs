@@ -10,7 +10,7 @@ use crate::{
         fault,
         graph::CudaGraphs,
         library::Library,
-        memory::{Account, CudaBuffer},
+        memory::CudaBuffer,
         stream::{CudaEvent, CudaStream},
     },
     kernels::CudaKernels,
@@ -23,7 +23,7 @@ use dsrun_core::{
     collective::Collective,
     device::{
         Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, Finding,
-        MemoryKind, MemoryUse, Stream,
+        MemoryAccount, MemoryKind, MemoryUse, Stream,
     },
     graph::Graphs,
     kernels::Kernels,
@@ -191,7 +191,7 @@ impl CudaDevice {
         Library::Nvrtc.require()?;
         let sm_count = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1);
         let spec = DeviceSpec::new(taken_for, sm_count as usize);
-        let account = Account::new(options.memory_limit.unwrap_or_else(|| reserved(total)));
+        let account = MemoryAccount::new(Some(options.memory_limit.unwrap_or_else(|| reserved(total))));
         let context = Context::open(index, &name, taken_for, taken_for != capability, account)?;
         tracing::debug!(%name, ?spec, total, "opened a GPU");
         let properties = properties(name, total);
@@ -213,8 +213,8 @@ impl Device for CudaDevice {
         // SAFETY: the context is entered; the pointers are to places of the right type.
         let known = self.context.enter().is_ok()
             && unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) } == sys::CUresult::CUDA_SUCCESS;
-        let free = if known { (free as u64).min(account.free()) } else { account.free() };
-        MemoryUse { used: account.used(), free: Some(free) }
+        let free = account.free().map(|left| if known { left.min(free as u64) } else { left });
+        MemoryUse { used: account.used(), free }
     }
 
     fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {

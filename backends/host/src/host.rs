@@ -1,7 +1,9 @@
 //! What a device handle, its buffers and its calls share: threads, an account of memory, and a lock.
 
-use crate::memory::Account;
-use dsrun_core::{Code, Error, Result, device::DeviceOptions};
+use dsrun_core::{
+    Code, Error, Result,
+    device::{DeviceOptions, MemoryAccount},
+};
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,9 +15,9 @@ const MAX_THREADS: usize = 1024;
 
 /// What a device handle, its buffers and its calls share.
 pub struct Host {
-    pub(crate) account: Arc<Account>,
+    pub(crate) account: Arc<MemoryAccount>,
     /// Counts pinned memory, which the limit of the handle does not: on other devices it is not device memory either.
-    pub(crate) pinned: Arc<Account>,
+    pub(crate) pinned: Arc<MemoryAccount>,
     /// The threads that kernels may use.
     pub pool: rayon::ThreadPool,
     /// Holding it is the right to touch the memory of this handle's buffers.
@@ -33,9 +35,9 @@ impl Host {
             .map_err(|error| {
                 Error::new(Code::Unavailable, format!("cannot start {threads} threads: {error}"))
             })?;
-        let account = Account::new(options.memory_limit.or_else(host_memory));
+        let account = MemoryAccount::new(options.memory_limit.or_else(host_memory));
         tracing::debug!(threads, memory = ?account.free(), "opened the CPU");
-        Ok(Self { account, pinned: Account::new(host_memory()), pool, turn: Mutex::new(()) })
+        Ok(Self { account, pinned: MemoryAccount::new(host_memory()), pool, turn: Mutex::new(()) })
     }
 
     /// Waits for this handle's turn: see the [crate documentation](crate).

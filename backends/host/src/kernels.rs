@@ -3,7 +3,7 @@
 use crate::{
     collective::{self, Exchange, Staging},
     host::Host,
-    memory::{ALIGNMENT, PackedMemory, Reservation},
+    memory::{ALIGNMENT, PackedMemory, reserve},
     stream::{HostStream, locate},
     view::{Frame, Views},
 };
@@ -11,7 +11,7 @@ use dsrun_core::{
     Error, Result, WeightReader, WeightType,
     checked::{ValidArguments, ValidCall},
     collective::host::HostComm,
-    device::{BufferSlice, MemoryKind, Stream},
+    device::{BufferSlice, MemoryKind, MemoryReservation, Stream},
     kernels::{
         BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
         check_packed_range,
@@ -39,7 +39,7 @@ pub trait Compute: Debug + Send + Sync + 'static {
     /// Packs a weight.
     ///
     /// # Errors
-    /// As [`Self::layout`]; those of the reader; [`dsrun_core::Code::OutOfMemory`].
+    /// Same as [`Self::layout`]; those of the reader; [`dsrun_core::Code::OutOfMemory`].
     fn pack(&self, weight: &WeightDesc, rows: &mut dyn WeightReader, host: &Host) -> Result<Self::Weight>;
 
     /// Writes the packed bytes of a weight to `out`, which is as long as the layout says.
@@ -164,7 +164,7 @@ impl<C: Compute> Kernels for HostKernels<C> {
     ) -> Result<Arc<dyn PackedWeight>> {
         let Shared { host, compute } = &*self.0;
         HostStream::check(stream, host)?;
-        let reservation = host.account.reserve(compute.layout(weight)?.bytes)?;
+        let reservation = reserve(&host.account, compute.layout(weight)?.bytes)?;
         let packed = compute.pack(weight, rows, host)?;
         Ok(Arc::new(HostWeight { packed, memory: None, _reservation: Some(reservation) }))
     }
@@ -217,7 +217,7 @@ pub(crate) struct HostWeight<W> {
     packed: W,
     /// The memory of an adopted weight, which is counted as that of its buffer.
     memory: Option<BufferSlice>,
-    _reservation: Option<Reservation>,
+    _reservation: Option<MemoryReservation>,
 }
 
 impl<W> HostWeight<W> {

@@ -20,7 +20,7 @@
 //! |---|---|
 //! | `device` | the device and its properties |
 //! | `host` | what a device handle, its buffers and its calls share: threads, an account, a lock |
-//! | `memory` | buffers and the memory account |
+//! | `memory` | buffers |
 //! | `stream` | streams and events |
 //! | `graph` | lists of calls that run without leaving the pool |
 //! | `view` | operands as slices of rows |

@@ -1,78 +1,37 @@
-//! Host memory: the account of a device handle, and buffers.
+//! Buffers in host memory.
 
 use crate::{host::Host, stream::locate};
 use dsrun_core::{
     Code, Error, Result,
-    device::{Buffer, BufferSlice, MemoryKind},
+    device::{Buffer, BufferSlice, MemoryAccount, MemoryKind, MemoryReservation},
 };
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
     fmt,
     ptr::NonNull,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
 };
 
 /// Buffers start at multiples of this, which is a cache line and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Counts the memory a device handle holds.
-#[derive(Debug)]
-pub(crate) struct Account {
-    limit: Option<u64>,
-    used: AtomicU64,
+/// Reserves host memory.
+///
+/// # Errors
+/// [`Code::OutOfMemory`] if the limit of the account would be exceeded.
+pub(crate) fn reserve(account: &Arc<MemoryAccount>, bytes: usize) -> Result<MemoryReservation> {
+    account.reserve(bytes).ok_or_else(|| exhausted(account, bytes))
 }
 
-impl Account {
-    pub(crate) fn new(limit: Option<u64>) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0) })
-    }
-
-    pub(crate) fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    /// Bytes left below the limit, if there is a limit.
-    pub(crate) fn free(&self) -> Option<u64> {
-        self.limit.map(|limit| limit.saturating_sub(self.used()))
-    }
-
-    /// Sets `bytes` bytes aside until the reservation is dropped.
-    pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Reservation> {
-        let amount = bytes as u64;
-        let add =
-            |used: u64| used.checked_add(amount).filter(|sum| self.limit.is_none_or(|limit| *sum <= limit));
-        match self.used.try_update(Ordering::Relaxed, Ordering::Relaxed, add) {
-            Ok(_) => Ok(Reservation { account: self.clone(), bytes: amount }),
-            Err(_) => Err(self.exhausted(bytes)),
-        }
-    }
-
-    fn exhausted(&self, bytes: usize) -> Error {
-        let free =
-            self.free().map_or_else(|| "an unknown amount is".to_owned(), |free| format!("{free} bytes are"));
-        let message = format!(
-            "{bytes} bytes of host memory wanted, {free} free and {} in use; use a smaller model or batch, or raise \
-             the memory limit",
-            self.used()
-        );
-        Error::new(Code::OutOfMemory, message)
-    }
-}
-
-/// Memory set aside in an [`Account`].
-#[derive(Debug)]
-pub(crate) struct Reservation {
-    account: Arc<Account>,
-    bytes: u64,
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.account.used.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+fn exhausted(account: &MemoryAccount, bytes: usize) -> Error {
+    let free =
+        account.free().map_or_else(|| "an unknown amount is".to_owned(), |free| format!("{free} bytes are"));
+    let message = format!(
+        "{bytes} bytes of host memory wanted, {free} free and {} in use; use a smaller model or batch, or raise \
+         the memory limit",
+        account.used()
+    );
+    Error::new(Code::OutOfMemory, message)
 }
 
 /// A block of host memory, zeroed when allocated.
@@ -86,7 +45,7 @@ pub(crate) struct HostBuffer {
     bytes: usize,
     kind: MemoryKind,
     device: Arc<Host>,
-    _reservation: Reservation,
+    _reservation: MemoryReservation,
 }
 
 // SAFETY: the memory belongs to the buffer alone and is freed with it. The buffer itself never touches the bytes; code that
@@ -101,12 +60,12 @@ impl HostBuffer {
             MemoryKind::Device => &device.account,
             MemoryKind::Pinned => &device.pinned,
         };
-        let reservation = account.reserve(bytes)?;
+        let reservation = reserve(account, bytes)?;
         if bytes == 0 {
             let pointer = NonNull::<AlignedByte>::dangling().cast();
             return Ok(Self { allocation: None, pointer, bytes, kind, device, _reservation: reservation });
         }
-        let exhausted = || account.exhausted(bytes);
+        let exhausted = || exhausted(account, bytes);
         // The allocator clears memory page by page as it is touched, but only at its natural alignment: so this asks for
         // a little more and aligns by hand, rather than have gigabytes cleared up front.
         let layout = bytes.checked_add(ALIGNMENT).and_then(|bytes| Layout::from_size_align(bytes, 16).ok());

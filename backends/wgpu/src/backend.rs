@@ -4,7 +4,7 @@ use crate::{
     driver::{
         adapter::{self, ADAPTER, DeviceSpec},
         context::Context,
-        memory::{Account, WgpuBuffer},
+        memory::WgpuBuffer,
         stream::{WgpuEvent, WgpuStream},
     },
     kernels::WgpuKernels,
@@ -15,7 +15,7 @@ use dsrun_core::{
     collective::{Collective, host::HostCollective},
     device::{
         Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, Finding,
-        Flushed, MemoryKind, MemoryUse, Stream,
+        Flushed, MemoryAccount, MemoryKind, MemoryUse, Stream,
     },
     kernels::Kernels,
     op::Profile,
@@ -86,7 +86,7 @@ impl Backend for WgpuBackend {
             let message = "cannot be shared by compute units; leave it out";
             return Err(Error::unsupported(message).at("compute_share"));
         }
-        let context = Context::open(adapter, Account::new(options.memory_limit), self.part_bytes)?;
+        let context = Context::open(adapter, MemoryAccount::new(options.memory_limit), self.part_bytes)?;
         if context.spec.software {
             tracing::warn!(adapter = %context.spec.name, "this adapter computes on the CPU, slower than the CPU backend");
         }

@@ -7,14 +7,14 @@ use crate::driver::{
     kernel_spec::KernelSpec,
     kernel_struct::KernelStruct,
     launch::Function,
-    memory::{Account, Size, shortage},
+    memory::{Size, shortage},
     raw::{Raw, RawEvent, RawStream},
     recent::Recent,
     rendezvous::Watched,
     source,
 };
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool, CUmodule, CUresult, CUstream};
-use dsrun_core::{Code, Error, Result};
+use dsrun_core::{Code, Error, Result, device::MemoryAccount};
 use std::{
     collections::HashMap,
     ffi::CString,
@@ -54,7 +54,7 @@ pub(crate) struct Context {
     capability: u32,
     /// Whether `capability` is older than the device's own.
     older: bool,
-    pub(crate) account: Arc<Account>,
+    pub(crate) account: Arc<MemoryAccount>,
     pool: RawPool,
     /// The stream on which memory is allocated, cleared and freed, in order.
     memory_stream: RawStream,
@@ -83,7 +83,7 @@ impl Context {
         name: &str,
         capability: u32,
         older: bool,
-        account: Arc<Account>,
+        account: Arc<MemoryAccount>,
     ) -> Result<Arc<Self>> {
         let ordinal = i32::try_from(index).map_err(|_| Error::invalid("is no device").at("index"))?;
         let (mut device, mut driver, mut raw): (CUdevice, i32, CUcontext) = (0, 0, ptr::null_mut());

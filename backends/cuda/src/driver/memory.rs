@@ -1,64 +1,36 @@
-//! Memory accounting, and buffers on the device and on the host.
+//! Buffers on the device and on the host, and the messages of memory that is exhausted.
 
 use crate::driver::context::Context;
 use cudarc::driver::sys;
 use dsrun_core::{
     Code, Error, Result,
-    device::{Buffer, BufferSlice, MemoryKind},
+    device::{Buffer, BufferSlice, MemoryAccount, MemoryKind, MemoryReservation},
 };
 use std::{
     any::Any,
     fmt,
     ptr::{self, NonNull},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
 };
 
 /// The alignment of operands in bytes: required by cuBLASLt, and more than any vector load needs.
 pub(crate) const ALIGNMENT: usize = 256;
 
-/// Counts the memory a device handle holds.
-#[derive(Debug)]
-pub(crate) struct Account {
-    limit: u64,
-    used: AtomicU64,
-}
-
-impl Account {
-    /// An account that may hold `limit` bytes.
-    pub(crate) fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0) })
-    }
-
-    /// Bytes held.
-    pub(crate) fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    /// Bytes left below the limit.
-    pub(crate) fn free(&self) -> u64 {
-        self.limit.saturating_sub(self.used())
-    }
-
-    fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Reservation> {
-        let amount = bytes as u64;
-        let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= self.limit);
-        match self.used.try_update(Ordering::Relaxed, Ordering::Relaxed, add) {
-            Ok(_) => Ok(Reservation { account: self.clone(), bytes: amount }),
-            Err(_) => {
-                let message = format!(
-                    "{} wanted, but of the {} that this handle of the device may hold {} are left; take a smaller model, batch \
-                     or KV cache, or raise the memory limit",
-                    Size(amount),
-                    Size(self.limit),
-                    Size(self.free())
-                );
-                Err(Error::new(Code::OutOfMemory, message))
-            }
-        }
-    }
+/// Reserves memory of the device.
+///
+/// # Errors
+/// [`Code::OutOfMemory`] if the limit of the handle would be exceeded.
+fn reserve(account: &Arc<MemoryAccount>, bytes: usize) -> Result<MemoryReservation> {
+    account.reserve(bytes).ok_or_else(|| {
+        let message = format!(
+            "{} wanted, but of the {} that this handle of the device may hold {} are left; take a smaller model, batch \
+             or KV cache, or raise the memory limit",
+            Size(bytes as u64),
+            Size(account.limit().unwrap_or(u64::MAX)),
+            Size(account.free().unwrap_or(u64::MAX))
+        );
+        Error::new(Code::OutOfMemory, message)
+    })
 }
 
 /// Explains an out-of-memory error of the driver: the free and the total memory of the device, and the bytes `used` by this
@@ -90,18 +62,6 @@ impl fmt::Display for Size {
     }
 }
 
-#[derive(Debug)]
-struct Reservation {
-    account: Arc<Account>,
-    bytes: u64,
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.account.used.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
 /// Zeroed memory, freed after all work that was enqueued before the drop.
 #[derive(Debug)]
 pub(crate) struct CudaBuffer {
@@ -111,7 +71,7 @@ pub(crate) struct CudaBuffer {
     host: Option<HostPointer>,
     bytes: usize,
     kind: MemoryKind,
-    _reservation: Option<Reservation>,
+    _reservation: Option<MemoryReservation>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +87,7 @@ impl CudaBuffer {
     pub(crate) fn new(context: Arc<Context>, bytes: usize, kind: MemoryKind) -> Result<Self> {
         match kind {
             MemoryKind::Device => {
-                let reservation = context.account.reserve(bytes)?;
+                let reservation = reserve(&context.account, bytes)?;
                 let pointer = if bytes == 0 { 0 } else { context.allocate(bytes)? };
                 Ok(Self { context, pointer, host: None, bytes, kind, _reservation: Some(reservation) })
             }
@@ -213,17 +173,15 @@ mod tests {
 
     #[test]
     fn a_handle_keeps_to_its_limit_and_says_what_is_left() {
-        let account = Account::new(3 << 20);
-        let held = account.reserve(2 << 20).unwrap();
-        let error = account.reserve(2 << 20).unwrap_err();
+        let account = MemoryAccount::new(Some(3 << 20));
+        let held = reserve(&account, 2 << 20).unwrap();
+        let error = reserve(&account, 2 << 20).unwrap_err();
         assert_eq!(error.code(), Code::OutOfMemory);
         let says =
             "2.0 MiB wanted, but of the 3.0 MiB that this handle of the device may hold 1.0 MiB are left";
         assert!(error.message().starts_with(says), "{error}");
-        assert!(account.reserve(usize::MAX).is_err());
         drop(held);
-        assert_eq!(account.used(), 0);
-        assert!(account.reserve(3 << 20).is_ok());
+        assert!(reserve(&account, 3 << 20).is_ok());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The context that a device handle, its buffers, streams and plans share.
 
-use super::{adapter::DeviceSpec, memory::Account, pipeline::Pipelines};
-use dsrun_core::{Code, Error, Result};
+use super::{adapter::DeviceSpec, pipeline::Pipelines};
+use dsrun_core::{Code, Error, Result, device::MemoryAccount};
 use std::{
     fmt,
     sync::{
@@ -86,7 +86,7 @@ pub(crate) struct Context {
     pub(crate) device: Device,
     pub(crate) queue: Queue,
     pub(crate) spec: DeviceSpec,
-    pub(crate) account: Arc<Account>,
+    pub(crate) account: Arc<MemoryAccount>,
     pub(crate) pipelines: Pipelines,
     /// A placeholder that is bound for empty tensors.
     pub(crate) stand_in: Buffer,
@@ -100,7 +100,7 @@ impl Context {
     /// [`Code::Unavailable`] if the driver refuses.
     pub(crate) fn open(
         adapter: &Adapter,
-        account: Arc<Account>,
+        account: Arc<MemoryAccount>,
         part_bytes: Option<usize>,
     ) -> Result<Arc<Self>> {
         let features = DeviceSpec::features(adapter);

@@ -1,76 +1,24 @@
-//! Device memory: accounting per device handle, and buffers.
+//! Buffers in device memory and in pinned memory.
 
 use super::{context::Context, pinned::HostMemory};
 use dsrun_core::{
     Code, Error, Result,
-    device::{Buffer, BufferSlice, MemoryKind},
+    device::{Buffer, BufferSlice, MemoryAccount, MemoryKind, MemoryReservation},
 };
-use std::{
-    any::Any,
-    fmt,
-    ptr::NonNull,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 use wgpu::{BufferDescriptor, BufferUsages};
 
 /// The lengths of buffers are multiples of this, so that a kernel can read the last element as part of a vector.
 const UNIT: u64 = 256;
 
-/// Counts the memory that a device handle holds.
-#[derive(Debug)]
-pub(crate) struct Account {
-    limit: Option<u64>,
-    used: AtomicU64,
-}
-
-impl Account {
-    pub(crate) fn new(limit: Option<u64>) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0) })
-    }
-
-    pub(crate) fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    /// Bytes left below the limit, if there is one.
-    pub(crate) fn free(&self) -> Option<u64> {
-        self.limit.map(|limit| limit.saturating_sub(self.used()))
-    }
-
-    fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
-        let add =
-            |used: u64| used.checked_add(bytes).filter(|sum| self.limit.is_none_or(|limit| *sum <= limit));
-        match self.used.try_update(Ordering::Relaxed, Ordering::Relaxed, add) {
-            Ok(_) => Ok(Reservation { account: self.clone(), bytes }),
-            Err(_) => Err(self.exhausted(bytes)),
-        }
-    }
-
-    fn exhausted(&self, bytes: u64) -> Error {
-        let free = self.free().map_or_else(|| "unknown".to_owned(), |free| free.to_string());
-        let message = format!(
-            "{bytes} bytes of device memory wanted, {free} bytes free, {} in use; use a smaller model or batch, or raise \
-             the memory limit",
-            self.used()
-        );
-        Error::new(Code::OutOfMemory, message)
-    }
-}
-
-/// Memory set aside in an [`Account`] until it is dropped.
-#[derive(Debug)]
-struct Reservation {
-    account: Arc<Account>,
-    bytes: u64,
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.account.used.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+fn exhausted(account: &MemoryAccount, bytes: usize) -> Error {
+    let free = account.free().map_or_else(|| "unknown".to_owned(), |free| free.to_string());
+    let message = format!(
+        "{bytes} bytes of device memory wanted, {free} bytes free, {} in use; use a smaller model or batch, or raise \
+         the memory limit",
+        account.used()
+    );
+    Error::new(Code::OutOfMemory, message)
 }
 
 /// The storage of a buffer.
@@ -87,7 +35,7 @@ pub(crate) struct WgpuBuffer {
     pub(crate) storage: Storage,
     bytes: usize,
     context: Arc<Context>,
-    _reservation: Reservation,
+    _reservation: MemoryReservation,
 }
 
 impl WgpuBuffer {
@@ -96,12 +44,10 @@ impl WgpuBuffer {
     /// # Errors
     /// [`Code::OutOfMemory`] if the limit of the handle, of a buffer of the adapter, or of the memory is exceeded.
     pub(crate) fn new(context: Arc<Context>, bytes: usize, kind: MemoryKind) -> Result<Self> {
-        let reservation = context.account.reserve(bytes as u64)?;
+        let exhausted = || exhausted(&context.account, bytes);
+        let reservation = context.account.reserve(bytes).ok_or_else(exhausted)?;
         let storage = match kind {
-            MemoryKind::Pinned => {
-                let exhausted = || context.account.exhausted(bytes as u64);
-                Storage::Host(Arc::new(HostMemory::new(bytes).ok_or_else(exhausted)?))
-            }
+            MemoryKind::Pinned => Storage::Host(Arc::new(HostMemory::new(bytes).ok_or_else(exhausted)?)),
             MemoryKind::Device => Storage::Device(allocate(&context, bytes)?),
         };
         Ok(Self { storage, bytes, context, _reservation: reservation })
