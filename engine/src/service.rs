@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 pub use stream::TokenStream;
-use tokio::sync::{mpsc::unbounded_channel, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
 /// How long dropping a service waits for its thread to end.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -222,8 +222,7 @@ impl Handle {
     }
 
     fn deliver_request(&self, id: RequestId, request: Request) -> Result<TokenStream, ServiceError> {
-        let (sender, receiver) = unbounded_channel();
-        let stream = TokenStream::new(id, receiver, self.clone());
+        let (sender, stream) = TokenStream::new(id, self.clone());
         self.deliver(Command::Submit(id, Box::new(request), sender))?;
         Ok(stream)
     }

@@ -151,6 +151,28 @@ fn a_full_queue_is_busy_and_reports_how_many_wait() {
 }
 
 #[test]
+fn a_stream_tells_when_its_request_began_and_not_before() {
+    let service = service(1, 10);
+    let submitted = Instant::now();
+    // A prompt of more than one step, so that it begins before there is a token.
+    let long: Vec<u32> = (0..50).map(|index| index % 96).collect();
+    let mut first = service.handle().submit(request(&long, 10)).unwrap();
+    let mut second = service.handle().submit(request(&[1], 1)).unwrap();
+    let token = first.blocking_next().unwrap().unwrap();
+    let (first_began, first_token) = (first.begun().unwrap(), Instant::now());
+    assert!(submitted <= first_began && first_began < first_token && token.finish.is_none());
+    let end = Instant::now() + TIMEOUT;
+    let mut waiting = service.handle().submit(request(&[2], 1)).unwrap();
+    assert_eq!(waiting.begun(), None, "the engine runs one request at a time");
+    tokens(first);
+    second.blocking_next().unwrap().unwrap();
+    let second_began = second.begun().unwrap();
+    assert!(first_began < second_began, "it waited for the first");
+    waiting.blocking_next().unwrap().unwrap();
+    assert!(second_began < waiting.begun().unwrap() && Instant::now() < end);
+}
+
+#[test]
 fn an_invalid_request_is_refused_at_once() {
     let service = service(1, 2);
     let handle = service.handle();

@@ -27,13 +27,15 @@ pub(super) struct EngineThread {
     embeddings: HashMap<RequestId, embedding::Sender>,
     /// The number of waiting requests that was last published to the handles.
     waiting: usize,
+    /// Prompt tokens of the requests that have begun.
+    started_tokens: u64,
     draining: bool,
 }
 
 impl EngineThread {
     pub(super) fn new(engine: Engine, inbox: Receiver<Command>, shared: Arc<Shared>) -> Self {
         let (streams, embeddings) = (HashMap::new(), HashMap::new());
-        Self { engine, inbox, shared, streams, embeddings, waiting: 0, draining: false }
+        Self { engine, inbox, shared, streams, embeddings, waiting: 0, started_tokens: 0, draining: false }
     }
 
     /// Runs until a command stops it, all handles are dropped, or the engine fails.
@@ -70,7 +72,7 @@ impl EngineThread {
         let started =
             |id: &RequestId| catch_unwind(AssertUnwindSafe(|| engine.has_started(*id))).unwrap_or(true);
         for (_, sender) in self.streams.drain().filter(|(id, _)| started(id)) {
-            let _ = sender.send(Err(reason.clone()));
+            sender.send(Err(reason.clone()));
         }
         for (_, sender) in self.embeddings.drain().filter(|(id, _)| started(id)) {
             let _ = sender.send(Err(reason.clone()));
@@ -82,13 +84,15 @@ impl EngineThread {
             if self.take_commands()?.is_break() {
                 return Ok(());
             }
+            let step_start = Instant::now();
             let events = if self.engine.is_idle() {
                 Vec::new()
             } else {
-                self.shared.set_step_start(Some(Instant::now()));
+                self.shared.set_step_start(Some(step_start));
                 self.engine.step()?
             };
             self.shared.set_step_start(None);
+            self.note_begun(step_start);
             let failures = self.engine.take_failures();
             let vectors = self.engine.take_embeddings();
             // Statistics are published before tokens are sent, so that they already count a token when its caller receives it.
@@ -96,8 +100,9 @@ impl EngineThread {
             for event in events {
                 let (id, finished) = (event.request, event.finish.is_some());
                 let Some(sender) = self.streams.get(&id) else { continue };
-                // If the stream was dropped, its cancellation is already in the inbox.
-                let _ = sender.send(Ok(event));
+                // It may have begun and ended in one step. If the stream was dropped, its cancellation is already in the inbox.
+                sender.begin(step_start);
+                sender.send(Ok(event));
                 if finished {
                     self.streams.remove(&id);
                 }
@@ -108,8 +113,26 @@ impl EngineThread {
             for (id, error) in failures {
                 match self.embeddings.remove(&id) {
                     Some(sender) => drop(sender.send(Err(error.into()))),
-                    None => drop(self.streams.remove(&id).map(|sender| sender.send(Err(error.into())))),
+                    None => {
+                        if let Some(sender) = self.streams.remove(&id) {
+                            sender.send(Err(error.into()));
+                        }
+                    }
                 }
+            }
+        }
+    }
+
+    /// Notes which requests have begun in the step that began at `step_start`.
+    fn note_begun(&mut self, step_start: Instant) {
+        // The count grows with every request that begins, since no prompt is empty.
+        let started = self.engine.statistics().prompt_tokens;
+        if std::mem::replace(&mut self.started_tokens, started) == started {
+            return;
+        }
+        for (id, sender) in self.streams.iter().filter(|(_, sender)| !sender.has_begun()) {
+            if self.engine.has_begun(*id) {
+                sender.begin(step_start);
             }
         }
     }
@@ -157,7 +180,7 @@ impl EngineThread {
                 self.waiting += 1;
                 match self.engine.submit_as(id, *request) {
                     Ok(()) => drop(self.streams.insert(id, sender)),
-                    Err(error) => drop(sender.send(Err(error.into()))),
+                    Err(error) => sender.send(Err(error.into())),
                 }
             }
             Command::Embed(id, request, sender) => {

@@ -6,12 +6,35 @@ use futures_core::Stream;
 use std::{
     future::poll_fn,
     pin::Pin,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, ready},
+    time::Instant,
 };
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// The engine thread's end of a token stream. The channel holds no more tokens than the request may generate.
-pub(super) type Sender = UnboundedSender<Result<TokenEvent, ServiceError>>;
+#[derive(Debug)]
+pub(super) struct Sender {
+    events: UnboundedSender<Result<TokenEvent, ServiceError>>,
+    begun: Arc<OnceLock<Instant>>,
+}
+
+impl Sender {
+    /// Sends a token, or the error that ends the stream. A stream that was dropped has sent its cancellation.
+    pub(super) fn send(&self, event: Result<TokenEvent, ServiceError>) {
+        let _ = self.events.send(event);
+    }
+
+    /// Notes that the request begins in the step that began at `time`, unless it had begun before.
+    pub(super) fn begin(&self, time: Instant) {
+        let _ = self.begun.set(time);
+    }
+
+    /// Whether the request has begun.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.get().is_some()
+    }
+}
 
 /// The tokens of a request. The last one has a finish reason; after it, or after an error, the stream ends. Dropping the stream
 /// before that cancels the request.
@@ -19,22 +42,28 @@ pub(super) type Sender = UnboundedSender<Result<TokenEvent, ServiceError>>;
 pub struct TokenStream {
     id: RequestId,
     events: UnboundedReceiver<Result<TokenEvent, ServiceError>>,
+    begun: Arc<OnceLock<Instant>>,
     handle: Handle,
     ended: bool,
 }
 
 impl TokenStream {
-    pub(super) fn new(
-        id: RequestId,
-        events: UnboundedReceiver<Result<TokenEvent, ServiceError>>,
-        handle: Handle,
-    ) -> Self {
-        Self { id, events, handle, ended: false }
+    /// A stream with the end that the engine thread sends to.
+    pub(super) fn new(id: RequestId, handle: Handle) -> (Sender, Self) {
+        let (sender, events) = unbounded_channel();
+        let begun = Arc::default();
+        let sender = Sender { events: sender, begun: Arc::clone(&begun) };
+        (sender, Self { id, events, begun, handle, ended: false })
     }
 
     /// The request's id.
     pub fn id(&self) -> RequestId {
         self.id
+    }
+
+    /// The time at which the first step with the request began; `None` while it waits.
+    pub fn begun(&self) -> Option<Instant> {
+        self.begun.get().copied()
     }
 
     /// The next token; `None` after the last.
