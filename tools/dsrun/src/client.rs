@@ -19,10 +19,27 @@ use tokio::time::timeout;
 /// The time limit for answers that take a server no work: its models, its metrics.
 const TEXT_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// A client of any server, by HTTP or HTTPS. Clones share connections.
+pub(crate) type HttpsClient = HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// A client of any server, which trusts the certificates that the system trusts.
+///
+/// # Errors
+/// If the system's certificates cannot be used.
+pub(crate) fn https_client() -> Result<HttpsClient> {
+    let connector = HttpsConnectorBuilder::new()
+        .with_provider_and_platform_verifier(rustls::crypto::ring::default_provider())
+        .context("the system's certificates cannot be used")?
+        .https_or_http()
+        .enable_http1()
+        .build();
+    Ok(HttpClient::builder(TokioExecutor::new()).build(connector))
+}
+
 /// A client of one server. Clones share connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
-    http: HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    http: HttpsClient,
     /// The base URL without a trailing slash and without `/v1`.
     base: String,
     key: Option<String>,
@@ -36,15 +53,7 @@ impl Client {
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
             bail!("{url} is not the URL of a server\nhint: a URL such as http://localhost:8000");
         }
-        let provider = rustls::crypto::ring::default_provider();
-        let connector = HttpsConnectorBuilder::new()
-            .with_provider_and_platform_verifier(provider)
-            .context("the system's certificates cannot be used")?
-            .https_or_http()
-            .enable_http1()
-            .build();
-        let http = HttpClient::builder(TokioExecutor::new()).build(connector);
-        Ok(Self { http, base, key })
+        Ok(Self { http: https_client()?, base, key })
     }
 
     /// Sends a request, and returns the response whatever its status.

@@ -17,6 +17,7 @@
 //! | `prompts`, `text`, `events` | text to tokens, tokens to text, text to server-sent events |
 //! | `replicas`, `supervisor` | several engines with the same model; what rebuilds those that fail |
 //! | `forms`, `grammar`, `tools`, `reasoning` | the form of an answer, structured output, tool calls, reasoning |
+//! | `traces` | traces of requests for an OpenTelemetry collector |
 //! | `metrics`, `openapi`, `page` | `/metrics`, `/openapi.json`, the web page |
 
 mod access;
@@ -52,6 +53,7 @@ mod settings;
 mod supervisor;
 mod text;
 mod tools;
+mod traces;
 
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,7 @@ test_main![
     the_python_client_is_served,
     the_page_works_in_a_browser,
     a_ready_server_has_compiled_all_steps_unless_warm_up_is_off,
+    a_collector_that_is_not_there_is_logged_once,
     #[cfg(unix)]
     a_soak_with_disconnects_gets_correct_answers,
     #[cfg(unix)]
@@ -47,8 +48,12 @@ struct Server {
 
 impl Server {
     fn start(flags: &[&str]) -> Self {
+        Self::start_as(flags, &mut Command::new(cargo_bin!("dsrun")))
+    }
+
+    fn start_as(flags: &[&str], command: &mut Command) -> Self {
         let model = model::tiny();
-        let mut process = Command::new(cargo_bin!("dsrun"))
+        let mut process = command
             .args(["--quiet", "serve"])
             .arg(model.path())
             .args(["--port", "0", "--served-model-name", "tiny"])
@@ -163,6 +168,27 @@ fn a_ready_server_has_compiled_all_steps_unless_warm_up_is_off() {
     assert_eq!(compiled(&cold), 0.0);
     assert!(cold.stream(3)().contains("data: [DONE]"));
     assert!(compiled(&cold) > 0.0);
+}
+
+fn a_collector_that_is_not_there_is_logged_once() {
+    // A port that was free a moment ago.
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut command = Command::new(cargo_bin!("dsrun"));
+    command.env("OTEL_BSP_SCHEDULE_DELAY", "10").stderr(Stdio::piped());
+    let mut server = Server::start_as(
+        &["--otlp-endpoint", &format!("http://{address}"), "--max-requests", "4"],
+        &mut command,
+    );
+    for _ in 0..20 {
+        assert!(server.stream(3)().contains("data: [DONE]"));
+        thread::sleep(Duration::from_millis(20));
+    }
+    let mut errors = server.process.stderr.take().unwrap();
+    let _ = server.process.kill();
+    let mut log = String::new();
+    errors.read_to_string(&mut log).unwrap();
+    assert_eq!(log.matches("traces cannot be sent").count(), 1, "{log}");
+    assert!(log.contains(&address.to_string()) && log.contains("refused"), "{log}");
 }
 
 #[cfg(unix)]

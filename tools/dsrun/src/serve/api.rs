@@ -85,6 +85,17 @@ pub(crate) enum Finish {
     ToolCalls,
 }
 
+impl Finish {
+    /// Its name in answers.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
+        }
+    }
+}
+
 /// The format of the answer.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]

@@ -11,6 +11,7 @@ use super::{
     replicas::{EngineHealth, Replicas},
     response_store::ResponseStore,
     tools::ToolFormat,
+    traces::Traces,
 };
 use axum::http::Request;
 use dsrun_engine::{SamplingOptions, service::ServiceError};
@@ -36,6 +37,8 @@ pub(crate) struct App {
     /// Whether fields without effect are refused.
     pub(crate) strict_fields: bool,
     pub(crate) access_log: AccessLog,
+    /// Traces of requests, if a collector gets them.
+    pub(crate) traces: Option<Traces>,
     pub(crate) keys: ApiKeys,
     pub(crate) rate: Option<RateLimit>,
     pub(crate) metrics: Arc<Metrics>,
@@ -85,6 +88,7 @@ impl App {
             origins: Origins::default(),
             strict_fields: false,
             access_log: AccessLog::Off,
+            traces: None,
             keys,
             rate,
             metrics: Arc::default(),

@@ -48,6 +48,7 @@ impl Completion for TextCompletion {
     type Event = CompletionBody;
 
     const ID_PREFIX: &'static str = "cmpl";
+    const OPERATION: &'static str = "text_completion";
 
     fn model(request: &CompletionRequest) -> &str {
         &request.model

@@ -10,6 +10,7 @@ use super::{
     intake::Work,
     metrics::OpenAnswer,
     prompts::encode,
+    traces::RequestTrace,
 };
 use axum::{Json, body::Body, extract::State, http::Request};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -47,6 +48,8 @@ pub(super) async fn compute(
     for input in &inputs {
         limits.check_embedding(input).map_err(|error| ApiError::from_engine(&error))?;
     }
+    let tokens: usize = inputs.iter().map(|input| input.tokens.len()).sum();
+    RequestTrace::current().set("gen_ai.usage.input_tokens", i64::try_from(tokens).ok());
     let admission = loaded.engine.admit().map_err(|error| app.refused(&error))?;
     // Dropped before its end if the client disconnects; the pending embeddings are then cancelled.
     let mut answer = OpenAnswer::new(app.metrics.clone());
@@ -69,6 +72,7 @@ pub(crate) async fn embeddings(
     let client = app.client(&request)?;
     let (request, turn): (EmbeddingRequest, _) = read_json(request, &app.intake).await?;
     app.check_model(&request.model)?;
+    RequestTrace::current().operation("embeddings", &app.name);
     let started = Instant::now();
     if app.strict_fields && request.user.is_some() {
         return Err(ApiError::field("user", "has no effect here, which --strict-fields refuses"));

@@ -10,6 +10,7 @@ use super::{
     events,
     generation::{Answers, Job, Piece},
     intake::{Turn, Work},
+    traces::RequestTrace,
 };
 use axum::{
     Json,
@@ -36,6 +37,9 @@ pub(super) trait Completion: Send + Sized + 'static {
 
     /// Whether a stream ends with `[DONE]`.
     const ENDS_WITH_DONE: bool = true;
+
+    /// The name of the operation in traces.
+    const OPERATION: &'static str = "chat";
 
     /// The model that a request asks for.
     fn model(request: &Self::Request) -> &str;
@@ -117,6 +121,7 @@ pub(super) async fn respond<C: Completion>(
     turn: Turn,
 ) -> Result<Response, ApiError> {
     app.check_model(C::model(&request))?;
+    RequestTrace::current().operation(C::OPERATION, &app.name);
     let without_effect = C::without_effect(&request);
     if let Some(field) = without_effect.first() {
         if app.strict_fields {
@@ -133,6 +138,7 @@ pub(super) async fn respond<C: Completion>(
         model: app.name.clone(),
         fingerprint: loaded.fingerprint.clone(),
     };
+    RequestTrace::current().set("gen_ai.response.id", Some(header.id.clone()));
     let (choices, generation) = (job.choices(), &job.generation);
     let stream = generation.stream.then_some(generation.include_usage);
     let answers = job.submit(&app, &loaded)?;

@@ -274,7 +274,11 @@ impl ApiError {
     }
 
     /// The HTTP status.
-    #[cfg(test)]
+
+    /// The error's name, or the kind of error.
+    pub(crate) fn kind(&self) -> &'static str {
+        self.detail.code.unwrap_or(self.detail.r#type)
+    }
     pub(crate) fn status(&self) -> StatusCode {
         self.status
     }

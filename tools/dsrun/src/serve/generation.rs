@@ -8,6 +8,7 @@ use super::{
     metrics::OpenAnswer,
     replicas::MovingStream,
     text::{AnswerText, Token},
+    traces::{ChoiceTrace, RequestTrace},
 };
 use dsrun_engine::{EngineError, FinishReason, Request, SamplingOptions};
 use dsrun_models::stop::StopMatcher;
@@ -179,6 +180,8 @@ impl Job {
     pub(crate) fn submit(self, app: &Arc<App>, loaded: &Loaded) -> Result<Answers, ApiError> {
         let started = Instant::now();
         let requests = self.requests(loaded)?;
+        let request_trace = RequestTrace::current();
+        self.describe(&request_trace);
         let tokenizer = loaded.model.tokenizer();
         let stops = StopMatcher::new(&self.generation.stop);
         let ends = [loaded.engine.stop_ids(), &self.generation.stop_token_ids].concat();
@@ -187,7 +190,8 @@ impl Job {
         for (index, request) in requests.into_iter().enumerate() {
             let tokens = loaded.engine.submit(request).map_err(|error| app.refused(&error))?;
             let text = AnswerText::new(tokenizer, stops.clone(), self.shown.clone(), self.logprobs.is_some());
-            choices.push(Choice { index, tokens, text, ends: ends.clone(), last: None, ended: false });
+            let (ends, trace) = (ends.clone(), ChoiceTrace::new(request_trace.clone(), index));
+            choices.push(Choice { index, tokens, text, ends, last: None, ended: false, trace });
         }
         let answer = OpenAnswer::new(app.metrics.clone());
         let shared = app.clone();
@@ -207,8 +211,24 @@ impl Job {
             tokens: 0,
             started,
             answer,
+            finishes: Vec::new(),
+            trace: request_trace,
             app: app.clone(),
         })
+    }
+
+    /// Sets the attributes of a request's trace that the request decides.
+    fn describe(&self, trace: &RequestTrace) {
+        let generation = &self.generation;
+        let integer = |value: usize| i64::try_from(value).ok();
+        trace.set("gen_ai.request.max_tokens", self.max_tokens.and_then(integer));
+        trace.set("gen_ai.request.choice.count", integer(generation.n).filter(|count| *count != 1));
+        trace.set("gen_ai.request.temperature", generation.temperature.map(f64::from));
+        trace.set("gen_ai.request.top_p", generation.top_p.map(f64::from));
+        trace.set("gen_ai.request.top_k", generation.top_k);
+        trace.set("gen_ai.request.frequency_penalty", generation.frequency_penalty.map(f64::from));
+        trace.set("gen_ai.request.presence_penalty", generation.presence_penalty.map(f64::from));
+        trace.set("gen_ai.request.seed", generation.seed);
     }
 }
 
@@ -222,6 +242,7 @@ struct Choice {
     /// The time of the last token.
     last: Option<Instant>,
     ended: bool,
+    trace: ChoiceTrace,
 }
 
 /// A piece of an answer: the result of one token. It may have no text.
@@ -255,6 +276,7 @@ impl Choice {
             }
         };
         let now = Instant::now();
+        self.trace.token(now);
         let cached = if self.last.is_none() { event.cached } else { 0 };
         match self.last.replace(now) {
             None => app.metrics.first_token.record(now - started),
@@ -279,6 +301,12 @@ impl Choice {
     }
 }
 
+impl Drop for Choice {
+    fn drop(&mut self) {
+        self.trace.begin(self.tokens.begun());
+    }
+}
+
 /// All answers to a request while they are generated. Dropping them cancels those that still run.
 pub(crate) struct Answers {
     open: SelectAll<BoxStream<'static, Result<Piece, ApiError>>>,
@@ -289,6 +317,9 @@ pub(crate) struct Answers {
     tokens: usize,
     started: Instant,
     answer: OpenAnswer,
+    /// The reasons why choices ended, of those that have.
+    finishes: Vec<Finish>,
+    trace: RequestTrace,
     app: Arc<App>,
 }
 
@@ -309,11 +340,13 @@ impl Answers {
         match &piece {
             Some(Ok(piece)) => {
                 self.tokens += 1;
+                self.finishes.extend(piece.finish);
                 if piece.index % self.choices_per_prompt == 0 {
                     self.cached_tokens += piece.cached;
                 }
             }
-            Some(Err(_)) => {
+            Some(Err(error)) => {
+                self.trace.fail(error.kind(), error.status().is_server_error());
                 self.answer.end();
                 self.open.clear();
             }
@@ -328,6 +361,22 @@ impl Answers {
     /// The tokens used so far.
     pub(crate) fn usage(&self) -> Usage {
         Usage::new(self.prompt_tokens, self.cached_tokens, self.tokens)
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        let usage = self.usage();
+        let count = |tokens: usize| i64::try_from(tokens).ok();
+        self.trace.set("gen_ai.usage.input_tokens", count(usage.prompt_tokens));
+        let cached = usage.prompt_tokens_details.cached_tokens;
+        self.trace.set("gen_ai.usage.cache_read.input_tokens", count(cached));
+        self.trace.set("gen_ai.usage.output_tokens", count(usage.completion_tokens));
+        let reasons = self.finishes.iter().map(|finish| finish.name()).collect();
+        self.trace.set_list("gen_ai.response.finish_reasons", reasons);
+        if !self.answer.has_ended() {
+            self.trace.fail("client_disconnected", false);
+        }
     }
 }
 

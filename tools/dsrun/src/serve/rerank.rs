@@ -14,6 +14,7 @@ use super::{
     embeddings::{MAX_INPUTS, compute, own_pooling},
     error::ApiError,
     intake::{Turn, Work},
+    traces::RequestTrace,
 };
 use axum::{Json, body::Body, extract::State, http::Request};
 use dsrun_engine::{EmbeddingRequest, Pooling};
@@ -28,6 +29,7 @@ pub(crate) async fn rerank(
     let client = app.client(&request)?;
     let (request, turn): (RerankRequest, _) = read_json(request, &app.intake).await?;
     app.check_model(&request.model)?;
+    RequestTrace::current().operation("rerank", &app.name);
     let started = Instant::now();
     let RerankRequest { query, documents, top_n, return_documents, priority, .. } = request;
     app.keys.check_priority(client, priority.unwrap_or(0))?;
@@ -57,6 +59,7 @@ pub(crate) async fn score(
     let client = app.client(&request)?;
     let (request, turn): (ScoreRequest, _) = read_json(request, &app.intake).await?;
     app.check_model(&request.model)?;
+    RequestTrace::current().operation("score", &app.name);
     let started = Instant::now();
     let ScoreRequest { text_1, text_2, priority, .. } = request;
     app.keys.check_priority(client, priority.unwrap_or(0))?;

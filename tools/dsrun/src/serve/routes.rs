@@ -21,6 +21,7 @@ use super::{
     replicas::EngineHealth,
     rerank::{rerank, score},
     responses::{forget, responses, stored},
+    traces::trace,
 };
 use axum::{
     Extension, Json, Router,
@@ -88,6 +89,7 @@ pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
         .layer(from_fn_with_state(app.clone(), origins::guard))
         .layer(from_fn_with_state(app.clone(), count))
         .layer(from_fn_with_state(app.clone(), access_log::identify))
+        .layer(from_fn_with_state(app.clone(), trace))
         .with_state(app)
 }
 

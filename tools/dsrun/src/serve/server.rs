@@ -9,6 +9,7 @@ use super::{
     origins::Origins,
     response_store::ResponseStore,
     routes::router,
+    traces::Traces,
 };
 use anyhow::{Context, Result, anyhow};
 use std::{future::Future, net::SocketAddr, path::Path, sync::Arc, time::Duration};
@@ -46,7 +47,7 @@ pub(crate) fn app(settings: &ServeSettings, name: String) -> Result<App> {
 /// As [`app`], with these API keys.
 ///
 /// # Errors
-/// If a host or an origin of the settings is not one.
+/// If a host, an origin or the collector's URL of the settings is not one.
 pub(super) fn app_with_keys(settings: &ServeSettings, name: String, keys: ApiKeys) -> Result<App> {
     let bodies = BodyLimits {
         bytes: settings.body_limit(),
@@ -62,6 +63,7 @@ pub(super) fn app_with_keys(settings: &ServeSettings, name: String, keys: ApiKey
     let mut app = App::new(name, intake, answer_timeout, keys, rate);
     app.origins = origins;
     app.access_log = settings.access_log.unwrap_or_default();
+    app.traces = Traces::start(settings.otlp_endpoint.as_deref())?;
     app.responses = Arc::new(ResponseStore::new(settings.response_store()));
     app.strict_fields = settings.strict_fields.unwrap_or(false);
     Ok(app)
@@ -144,6 +146,9 @@ impl Server {
         )
         .await;
         give_up.abort();
+        if let Some(traces) = &self.app.traces {
+            traces.end().await;
+        }
         finished
     }
 }

@@ -204,6 +204,10 @@ pub(crate) struct ServeSettings {
     /// Write a line to standard error for each request: as text, as JSON, or not, which is the default.
     #[arg(help_heading = LIMITS, long, value_enum, value_name = "FORM")]
     pub(crate) access_log: Option<AccessLog>,
+    /// The URL of an OpenTelemetry collector that gets traces of requests over OTLP, such as `http://localhost:4318`. The variables
+    /// OTEL_EXPORTER_OTLP_ENDPOINT and the like work, too.
+    #[arg(help_heading = LIMITS, long, value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
     /// Refuse fields of requests that have no effect here, such as `store`, instead of logging them.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     #[arg(help_heading = LIMITS)]

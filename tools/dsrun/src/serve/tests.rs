@@ -15,3 +15,4 @@ mod responses;
 mod structured;
 mod support;
 mod tool_calls;
+mod traces;

@@ -5,6 +5,7 @@ use dsrun_engine::{
     Request, TokenEvent,
     service::{ServiceError, TokenStream},
 };
+use std::time::Instant;
 
 /// The tokens of a request. If its engine fails before it begins the request, another engine runs it.
 #[derive(Debug)]
@@ -17,6 +18,11 @@ pub(crate) struct MovingStream {
 impl MovingStream {
     pub(super) fn new(tokens: TokenStream, again: Option<Request>) -> Self {
         Self { tokens, again }
+    }
+
+    /// As [`TokenStream::begun`].
+    pub(crate) fn begun(&self) -> Option<Instant> {
+        self.tokens.begun()
     }
 
     /// The next token; `None` after the last.
