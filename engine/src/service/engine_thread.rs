@@ -131,7 +131,7 @@ impl EngineThread {
             return;
         }
         for (id, sender) in self.streams.iter().filter(|(_, sender)| !sender.has_begun()) {
-            if self.engine.has_begun(*id) {
+            if self.engine.has_started(*id) {
                 sender.begin(step_start);
             }
         }
