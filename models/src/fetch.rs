@@ -146,6 +146,10 @@ impl Search<'_> {
         };
         match found {
             Ok(files) => Ok(Some(files)),
+            // Something is there, and nothing else can be meant.
+            Err(reason) if path.exists() && ModelName::parse(self.name).is_err() => {
+                Err(FetchError::Local { path: path.to_owned(), reason })
+            }
             Err(reason) if name::is_plainly_a_path(self.name) => {
                 Err(FetchError::Local { path: path.to_owned(), reason })
             }

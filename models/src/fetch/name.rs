@@ -7,6 +7,7 @@
 //! owner/name:path/file.gguf            one GGUF file of it
 //! owner/name:Q4_K_M                    its only GGUF file with weights of this type
 //! owner/name@revision:path/file.gguf   both
+//! https://huggingface.co/owner/name    the address of a model's page
 //! ```
 //!
 //! Names become folders of the cache and parts of addresses, so every component is checked here, once: no
@@ -23,6 +24,9 @@ pub const DEFAULT_MODEL: &str = "smollm2";
 
 /// The branch the hub serves when no revision is named.
 pub(crate) const MAIN: &str = "main";
+
+/// The beginnings of the addresses of models' pages.
+const HUB_PAGES: [&str; 2] = ["https://huggingface.co/", "https://hf.co/"];
 
 /// Keeps the cache folder under the 255 bytes that file systems allow a name.
 const MAX_NAME: usize = 200;
@@ -57,6 +61,9 @@ impl ModelName {
         if text == DEFAULT_MODEL {
             return Ok(Self::SmolLm2);
         }
+        // The address of a page is a name with the hub in front.
+        let text = HUB_PAGES.iter().find_map(|hub| text.strip_prefix(hub)).unwrap_or(text);
+        let text = text.strip_suffix("/tree/main").unwrap_or(text).trim_end_matches('/');
         let (repository, file) = match text.split_once(':') {
             Some((repository, file)) => (repository, Some(file)),
             None => (text, None),
@@ -221,6 +228,10 @@ mod tests {
     #[case("a/b:q4/model.Q4_1.GGUF", "a--b=q4+model.Q4_1.GGUF")]
     #[case("a/b@v1.0:m.gguf", "a--b@v1.0=m.gguf")]
     #[case("a/b:Q4_K_M", "a--b=Q4_K_M")]
+    #[case("https://huggingface.co/a/b", "a--b")]
+    #[case("https://huggingface.co/a/b/tree/main", "a--b")]
+    #[case("https://hf.co/a/b/", "a--b")]
+    #[case("https://hf.co/a/b:Q4_K_M", "a--b=Q4_K_M")]
     fn names_own_one_folder_each(#[case] name: &str, #[case] folder: &str) {
         assert_eq!(ModelName::parse(name).unwrap().folder(), folder);
     }
@@ -240,6 +251,7 @@ mod tests {
     #[case("a/b:model.bin", ".gguf")]
     #[case("a/b\0", "'\\0'")]
     #[case("a/b c", "' '")]
+    #[case("https://example.org/a/b", "owner")]
     #[case("a/b%2e", "'%'")]
     #[case("a\\b/c", "contains")]
     fn bad_names_are_refused(#[case] name: &str, #[case] reason: &str) {
