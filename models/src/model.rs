@@ -20,7 +20,7 @@ use crate::{
     presets::Preset,
     quantised::QuantisedFiles,
     safetensors_file::{INDEX_FILE, SafetensorsFiles},
-    sentence_transformers::{CACHED_POOLING, Modules, TextEmbedding},
+    sentence_transformers::{CACHED_POOLING, Modules, ShorterVectors, TextEmbedding},
     step::ProgramOptions,
     tensor_names::Naming,
     tokenizer::{NamedTemplate, Tokenizer, TokenizerConfig, TokenizerError},
@@ -51,6 +51,7 @@ pub struct Model {
     chat: Chat,
     generation: GenerationDefaults,
     embedding: Option<TextEmbedding>,
+    shorter_vectors: ShorterVectors,
     eos: Vec<u32>,
 }
 
@@ -156,7 +157,9 @@ impl Model {
             families::of(&config)?.tensors.of_file(|name| names.contains(&name))
         };
         let generation = generation(files)?;
-        Ok(Self::assemble(files.name.clone(), config, weights, naming, tokenizer, chat, generation))
+        let shorter_vectors = ShorterVectors::from_config_json(&config_bytes).map_err(wrong)?;
+        let model = Self::assemble(files.name.clone(), config, weights, naming, tokenizer, chat, generation);
+        Ok(Self { shorter_vectors, ..model })
     }
 
     fn assemble(
@@ -174,7 +177,18 @@ impl Model {
             let of_tokenizer = tokenizer.as_ref().and_then(Tokenizer::eos);
             eos.extend(of_tokenizer.filter(|token| !config.eos.contains(token)));
         }
-        Self { name, config, weights, naming, tokenizer, chat, generation, embedding: None, eos }
+        Self {
+            name,
+            config,
+            weights,
+            naming,
+            tokenizer,
+            chat,
+            generation,
+            embedding: None,
+            shorter_vectors: ShorterVectors::None,
+            eos,
+        }
     }
 
     /// A model of this configuration with random weights: matrices in `format`, vectors in f32. It has no tokenizer.
@@ -238,6 +252,11 @@ impl Model {
     /// How the model embeds texts, where the files of sentence-transformers say.
     pub fn embedding(&self) -> Option<TextEmbedding> {
         self.embedding
+    }
+
+    /// The shorter vectors of texts that the model was trained for.
+    pub fn shorter_vectors(&self) -> &ShorterVectors {
+        &self.shorter_vectors
     }
 
     /// The tokens that end a text: what `generation_config.json` says, else what configuration and tokenizer say.

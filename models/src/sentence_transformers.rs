@@ -36,6 +36,49 @@ pub struct TextEmbedding {
     pub normalize: bool,
 }
 
+/// The shorter vectors that a model was trained for: the first elements of a text's vector are one, too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ShorterVectors {
+    /// There are none.
+    #[default]
+    None,
+    /// Those of every length.
+    All,
+    /// Those of these lengths.
+    Of(Vec<usize>),
+}
+
+impl ShorterVectors {
+    /// Reads the fields `matryoshka_dimensions` and `is_matryoshka` of a `config.json`.
+    ///
+    /// # Errors
+    /// If a field has another type.
+    pub(crate) fn from_config_json(bytes: &[u8]) -> Result<Self, ConfigError> {
+        let object: Map<String, Value> = serde_json::from_slice(bytes)
+            .map_err(|error| ConfigError::Json { message: error.to_string() })?;
+        let field = "matryoshka_dimensions";
+        let wrong =
+            |value: &Value| ConfigError::value(field, shortened(value), "a list of whole numbers above 0");
+        if let Some(value) = object.get(field).filter(|value| !value.is_null()) {
+            let length = |value: &Value| value.as_u64().and_then(|length| usize::try_from(length).ok());
+            let lengths = value.as_array().map(|list| list.iter().map(length).collect::<Option<Vec<_>>>());
+            let lengths = lengths.flatten().filter(|lengths| !lengths.contains(&0));
+            return Ok(Self::Of(lengths.ok_or_else(|| wrong(value))?));
+        }
+        let all = Fields::new(&object).flag("is_matryoshka")?.unwrap_or(false);
+        Ok(if all { Self::All } else { Self::None })
+    }
+
+    /// Whether there are vectors of this length.
+    pub fn has(&self, length: usize) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => true,
+            Self::Of(lengths) => lengths.contains(&length),
+        }
+    }
+}
+
 /// The modules of a model.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Modules {
@@ -150,6 +193,24 @@ mod tests {
         };
         let list: Vec<Value> = kinds.iter().enumerate().map(module).collect();
         Modules::from_json_bytes(json!(list).to_string().as_bytes())
+    }
+
+    #[rstest]
+    #[case(json!({}), ShorterVectors::None)]
+    #[case(json!({"is_matryoshka": false, "matryoshka_dimensions": null}), ShorterVectors::None)]
+    #[case(json!({"is_matryoshka": true}), ShorterVectors::All)]
+    #[case(json!({"matryoshka_dimensions": [768, 256], "is_matryoshka": true}), ShorterVectors::Of(vec![768, 256]))]
+    fn shorter_vectors_are_read(#[case] config: Value, #[case] expected: ShorterVectors) {
+        let read = |config: &Value| ShorterVectors::from_config_json(config.to_string().as_bytes());
+        assert_eq!(read(&config).unwrap(), expected);
+        assert_eq!(expected.has(256), expected != ShorterVectors::None);
+        for wrong in [
+            json!({"matryoshka_dimensions": [0]}),
+            json!({"matryoshka_dimensions": "8"}),
+            json!({"is_matryoshka": 1}),
+        ] {
+            assert!(read(&wrong).is_err(), "{wrong}");
+        }
     }
 
     #[rstest]

@@ -51,6 +51,9 @@ const NO_EFFECT: &[&str] = &[
     "torchscript",
     "use_bfloat16",
     "use_cache",
+    // Which shorter vectors a model that embeds texts was trained for: [`crate::sentence_transformers::ShorterVectors`] reads them.
+    "is_matryoshka",
+    "matryoshka_dimensions",
     // Present in SmolLM2's files, but no code reads it.
     "rope_interleaved",
     // Sampling, in files older than generation_config.json.

@@ -14,7 +14,7 @@ use super::{
 };
 use axum::{Json, body::Body, extract::State, http::Request};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use dsrun_models::sentence_transformers::TextPooling;
+use dsrun_models::sentence_transformers::{ShorterVectors, TextPooling};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::{sync::Arc, time::Instant};
 use tokio::time::timeout_at;
@@ -64,6 +64,33 @@ pub(super) async fn compute(
     Ok(vectors)
 }
 
+/// The length of vectors that a request asks for, if it is less than the model's.
+///
+/// # Errors
+/// If the model has no vectors of this length.
+fn shorter_vectors(loaded: &Loaded, length: usize) -> Result<Option<usize>, ApiError> {
+    let whole = loaded.model.config().hidden;
+    let message = match loaded.model.shorter_vectors() {
+        _ if length == whole => return Ok(None),
+        shorter if (1..whole).contains(&length) && shorter.has(length) => return Ok(Some(length)),
+        ShorterVectors::None => {
+            format!("the model's vectors have {whole} elements; it was not trained for others")
+        }
+        ShorterVectors::All => format!("must be from 1 to {whole}"),
+        ShorterVectors::Of(lengths) => format!("must be {whole}, or one of {lengths:?}"),
+    };
+    Err(ApiError::field("dimensions", message))
+}
+
+/// Keeps the first elements of a vector, scaled to length 1 if it `normalizes`.
+fn shorten(vector: &mut Vec<f32>, length: usize, normalizes: bool) {
+    vector.truncate(length);
+    let norm = vector.iter().map(|value| value * value).sum::<f32>().sqrt();
+    if normalizes && norm > 0.0 {
+        vector.iter_mut().for_each(|value| *value /= norm);
+    }
+}
+
 pub(crate) async fn embeddings(
     State(app): State<Arc<App>>,
     request: Request<Body>,
@@ -77,7 +104,8 @@ pub(crate) async fn embeddings(
     if app.strict_fields && request.user.is_some() {
         return Err(ApiError::field("user", "has no effect here, which --strict-fields refuses"));
     }
-    let EmbeddingRequest { input, encoding_format, pooling, normalize, priority, .. } = request;
+    let EmbeddingRequest { input, encoding_format, dimensions, pooling, normalize, priority, .. } = request;
+    let shorter = dimensions.map(|length| shorter_vectors(&loaded, length)).transpose()?.flatten();
     app.keys.check_priority(client, priority.unwrap_or(0))?;
     let tokenizer = loaded.clone();
     // Texts to embed are data: control tokens in them are plain text.
@@ -104,12 +132,16 @@ pub(crate) async fn embeddings(
     let request = |tokens| dsrun_engine::EmbeddingRequest {
         tokens,
         pooling,
-        keep_length: !normalizes,
+        // A part of a vector has another length than the whole.
+        keep_length: !normalizes || shorter.is_some(),
         second: None,
         priority: priority.unwrap_or(0),
     };
     let inputs = inputs.into_iter().map(request).collect();
-    let vectors = compute(&app, &loaded, inputs, started).await?;
+    let mut vectors = compute(&app, &loaded, inputs, started).await?;
+    if let Some(length) = shorter {
+        vectors.iter_mut().for_each(|vector| shorten(vector, length, normalizes));
+    }
     let written = |(index, vector): (usize, Vec<f32>)| {
         let embedding = match encoding_format.unwrap_or_default() {
             EncodingFormat::Float => Vector::Numbers(vector),

@@ -16,6 +16,9 @@ pub(crate) struct EmbeddingRequest {
     #[serde(default)]
     pub(crate) encoding_format: Option<EncodingFormat>,
     /// How the hidden states of a text become one vector: as the model's files say if not given, and by their mean if they do not say.
+    /// The number of elements of vectors: that of the model, or for models that were trained for shorter vectors, fewer.
+    #[serde(default)]
+    pub(crate) dimensions: Option<usize>,
     #[serde(default)]
     pub(crate) pooling: Option<Pooling>,
     /// Whether vectors are scaled to length 1: as the model's files say if not given, and true if they do not say.

@@ -149,6 +149,32 @@ async fn choices_of_a_stream_have_their_index() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn shorter_vectors_are_the_first_elements_where_the_model_has_them() {
+    let server = start().await;
+    let vector = |fields: Value| {
+        let server = &server;
+        async move {
+            let request = with(json!({"model": MODEL, "input": "Hello"}), fields);
+            let answer = server.served(EMBEDDINGS, &request).await;
+            let vector = answer["data"][0]["embedding"].as_array().expect("a vector").clone();
+            vector.iter().map(|value| value.as_f64().expect("a number")).collect::<Vec<f64>>()
+        }
+    };
+    let whole = vector(json!({"normalize": false})).await;
+    assert_eq!(vector(json!({"normalize": false, "dimensions": 16})).await, whole[..16]);
+    assert_eq!(vector(json!({"normalize": false, "dimensions": whole.len()})).await, whole);
+    let short = vector(json!({"dimensions": 8})).await;
+    let norm = whole[..8].iter().map(|value| value * value).sum::<f64>().sqrt();
+    assert_eq!(short.len(), 8);
+    assert!(short.iter().zip(&whole).all(|(short, whole)| (short - whole / norm).abs() < 1e-5), "{short:?}");
+    for length in [0, 9, 33] {
+        let request = json!({"model": MODEL, "input": "a", "dimensions": length});
+        let (field, message) = server.refused(EMBEDDINGS, &request).await;
+        assert!(field == "dimensions" && message.contains("[8, 16]"), "{message}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn embeddings_are_those_of_the_model() {
     let server = start().await;
     let request = json!({"model": MODEL, "input": ["abc", "abd", "abc"]});

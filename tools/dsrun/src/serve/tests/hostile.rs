@@ -175,7 +175,7 @@ async fn errors_name_the_invalid_field_of_an_embedding() {
         (json!({"input": [[1], []]}), "input[1]"),
         (json!({"input": vec!["a"; 2049]}), "input"),
         (json!({"input": {"text": "a"}}), "input"),
-        (json!({"input": "a", "dimensions": 8}), "dimensions"),
+        (json!({"input": "a", "dimensions": 7}), "dimensions"),
         (json!({"input": "a", "encoding_format": "int8"}), "encoding_format"),
         (json!({"input": "a", "pooling": "max"}), "pooling"),
         (json!({"input": "a", "model": "other"}), "model"),

@@ -54,6 +54,7 @@ pub(crate) fn tiny_with(further: &[&str]) -> TempDir {
             "eos_token_id": END,
             "rope_theta": 10000.0,
             "torch_dtype": "float32",
+            "matryoshka_dimensions": [8, 16],
         }),
     );
     let tokens = alphabet().into_iter().chain(special.iter().map(|token| (*token).to_owned()));
