@@ -93,6 +93,21 @@ pub(crate) enum Command {
     Man(Man),
 }
 
+impl Command {
+    /// Lets a model that is given without a flag take the place of the flag.
+    fn take_given_model(&mut self) {
+        let (given, setup) = match self {
+            Self::Chat(command) => (command.given_model.take(), &mut command.setup),
+            Self::Inspect(command) => (command.given_model.take(), &mut command.setup),
+            Self::Logits(command) => (command.given_model.take(), &mut command.setup),
+            _ => return,
+        };
+        if let Some(model) = given {
+            setup.model.model = model;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,7 +25,11 @@ pub(crate) fn prompt(text: Option<&str>, file: Option<&Path>) -> Result<String> 
                     "there is no prompt\nhint: give one (dsrun generate \"...\"), or `-` to type it and end with Ctrl-D"
                 );
             }
-            read(input.lock()).context("cannot read the prompt from standard input")
+            let prompt = read(input.lock()).context("cannot read the prompt from standard input")?;
+            if prompt.is_empty() {
+                bail!("there is no text: standard input is empty");
+            }
+            Ok(prompt)
         }
     }
 }

@@ -20,8 +20,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments = arguments::parse();
-    start_log(arguments.log.as_deref());
     let terminal = terminal::Terminal::new(arguments.quiet);
+    start_log(arguments.log.as_deref(), &terminal);
     let run = match &arguments.command {
         Command::Generate(command) => commands::generate::run(command, &terminal),
         Command::Chat(command) => commands::chat::run(command, &terminal),
@@ -54,9 +54,10 @@ fn main() -> ExitCode {
 }
 
 /// Starts logging to standard error with the filter of `--log` or `DSRUN_LOG`; the default is `warn`.
-fn start_log(filter: Option<&str>) {
+fn start_log(filter: Option<&str>, terminal: &terminal::Terminal) {
     let filter = tracing_subscriber::EnvFilter::new(filter.unwrap_or("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    log.with_ansi(terminal.has_colour()).with_target(false).init();
 }
 
 /// Whether an error is a write to a pipe without a reader.

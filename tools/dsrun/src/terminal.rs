@@ -31,6 +31,11 @@ impl Terminal {
         Self { quiet, rich, colour }
     }
 
+    /// Whether text on standard error has colours.
+    pub(crate) fn has_colour(&self) -> bool {
+        self.colour
+    }
+
     fn styled(&self, code: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
@@ -44,8 +49,7 @@ impl Terminal {
 
     /// Writes an error with its causes and hints to standard error.
     pub(crate) fn error(&self, error: &anyhow::Error) {
-        let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
-        self.line(&format!("{} {}", self.styled("1;31", "error:"), causes.join(": ")));
+        self.line(&format!("{} {}", self.styled("1;31", "error:"), with_causes(error)));
     }
 
     fn line(&self, text: &str) {
@@ -94,6 +98,15 @@ impl Terminal {
     }
 }
 
+/// An error with its causes, but for those whose text stands in the one before.
+fn with_causes(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
+        "" => cause,
+        text if text.contains(&cause) => text.to_owned(),
+        text => format!("{text}: {cause}"),
+    })
+}
+
 /// A progress bar for fetching a model.
 pub(crate) struct FetchBar<'a> {
     terminal: &'a Terminal,
@@ -124,5 +137,18 @@ impl Progress for FetchBar<'_> {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let cause = || anyhow::anyhow!("it is not JSON");
+        let said = |context: &'static str| with_causes(&cause().context(context));
+        assert_eq!(said("config.json: it is not JSON"), "config.json: it is not JSON");
+        assert_eq!(said("config.json"), "config.json: it is not JSON");
     }
 }

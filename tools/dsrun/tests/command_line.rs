@@ -334,6 +334,31 @@ fn inspect_shows_configuration_plan_tensors_and_program() {
 }
 
 #[test]
+fn the_model_may_be_given_without_a_flag() {
+    let tiny = tiny();
+    let tiny = tiny.to_str().unwrap();
+    let flag = run(dsrun(&["inspect", "--model", tiny, "--json"]));
+    assert_eq!(json(&run(dsrun(&["inspect", tiny, "--json"])).out)["name"], json(&flag.out)["name"]);
+    let logits = |arguments: &[&str]| run(dsrun(&[&["logits", "--tokens", "5,6"], arguments].concat()));
+    assert_eq!(logits(&[tiny]).out, logits(&["--model", tiny]).out);
+    assert_eq!(logits(&[tiny]).code, Some(0));
+    assert!(run(dsrun(&["chat", "/no/such/model.gguf"])).err.contains("/no/such/model.gguf"));
+}
+
+#[test]
+fn a_log_in_a_file_has_no_colours() {
+    let ran = run(with_tiny("generate", &["--raw", "-n", "1", "--log", "debug", "a"]).env("NO_COLOR", ""));
+    assert!(ran.err.contains("DEBUG") && !ran.err.contains('\x1b'), "{}", ran.err);
+}
+
+#[test]
+fn a_prompt_is_not_nothing() {
+    let ran = run(with_tiny("generate", &["-q"]).stdin(""));
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("standard input is empty"), "{}", ran.err);
+}
+
+#[test]
 fn fused_and_primitive_programs_give_the_same_text() {
     let arguments = ["--raw", "-n", "12", "-q", "--dtype", "f32", "the sky"];
     let fused = run(with_tiny("generate", &arguments));
@@ -479,10 +504,31 @@ fn errors_name_the_wrong_argument() {
         (&["generate", "--model", tiny, "--stop", "", "x"], "stop string is empty"),
         (&["logits", "--model", tiny, "--tokens", "5,4096"], "4096"),
         (&["models", "remove", "../escape"], "../escape"),
+        // A folder that is there is never said not to be.
+        (&["inspect", "--model", "unfinished"], "no model at unfinished: model.safetensors.index.json names"),
+        (&["serve", "unfinished"], "which is missing"),
+        // An address for documentation, which no machine has.
+        (&["serve", "--host", "203.0.113.1", "--port", "0"], "hint: --host is an address of this machine"),
+        (&["inspect", "malformed"], "malformed/config.json: it is not valid JSON"),
     ];
+    for folder in ["unfinished", "malformed"].map(|name| folder.path().join(name)) {
+        fs::create_dir(&folder).unwrap();
+        let index = r#"{"weight_map": {"a": "model-00001-of-00002.safetensors"}}"#;
+        fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
+        fs::write(folder.join("config.json"), "{").unwrap();
+        if folder.ends_with("malformed") {
+            fs::write(folder.join("model-00001-of-00002.safetensors"), "x").unwrap();
+        }
+    }
     for (arguments, part) in cases {
-        let ran = run(dsrun(arguments));
+        let ran = run(dsrun(arguments).current_dir(folder.path()));
         assert_eq!(ran.code, Some(1), "{arguments:?}: {}", ran.err);
+        assert_eq!(
+            ran.err.matches("it is not valid JSON").count(),
+            usize::from(part.contains("JSON")),
+            "{}",
+            ran.err
+        );
         assert!(ran.err.contains("error:") && ran.err.contains(part), "{arguments:?}: {}", ran.err);
         assert!(!ran.err.contains("panicked"), "{arguments:?}: {}", ran.err);
     }

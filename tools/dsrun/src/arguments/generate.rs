@@ -30,6 +30,9 @@ pub(crate) struct Generate {
 
 #[derive(Debug, Args)]
 pub(crate) struct Chat {
+    /// The model: the same as --model, over which it takes precedence.
+    #[arg(value_name = "MODEL")]
+    pub(crate) given_model: Option<String>,
     /// The system message before the conversation.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,

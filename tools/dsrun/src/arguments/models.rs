@@ -38,6 +38,9 @@ pub(crate) enum ModelsCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct Inspect {
+    /// The model: the same as --model, over which it takes precedence.
+    #[arg(value_name = "MODEL")]
+    pub(crate) given_model: Option<String>,
     /// List the tensors of the file.
     #[arg(long)]
     pub(crate) tensors: bool,
@@ -67,6 +70,9 @@ pub(crate) struct Inspect {
 
 #[derive(Debug, Args)]
 pub(crate) struct Logits {
+    /// The model: the same as --model, over which it takes precedence.
+    #[arg(value_name = "MODEL")]
+    pub(crate) given_model: Option<String>,
     /// The text; special tokens in it are parsed as such. `-` reads standard input.
     #[arg(long, required_unless_present = "tokens", conflicts_with = "tokens", value_name = "TEXT")]
     pub(crate) prompt: Option<String>,

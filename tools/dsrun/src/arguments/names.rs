@@ -38,7 +38,9 @@ const FOR_USERS: [&str; 2] = ["generate", "chat"];
 /// Parses the command line of the process. Exits after help and errors, as clap does.
 pub(crate) fn parse() -> Arguments {
     let matches = command().get_matches();
-    Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    let mut arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    arguments.command.take_given_model();
+    arguments
 }
 
 /// The command line.

@@ -12,7 +12,7 @@ use super::{
     traces::Traces,
 };
 use anyhow::{Context, Result, anyhow};
-use std::{future::Future, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{future::Future, io::ErrorKind, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use tokio::{
     net::TcpListener,
     sync::oneshot,
@@ -91,8 +91,14 @@ impl Server {
         };
         let address = settings.address();
         let listener = TcpListener::bind(address).await.map_err(|error| {
-            let taken = error.kind() == std::io::ErrorKind::AddrInUse;
-            let hint = if taken { "\nhint: --port names another, or 0 for any that is free" } else { "" };
+            let hint = match error.kind() {
+                ErrorKind::AddrInUse => "\nhint: --port names another, or 0 for any that is free",
+                ErrorKind::AddrNotAvailable => {
+                    "\nhint: --host is an address of this machine, or 0.0.0.0 for all of them"
+                }
+                ErrorKind::PermissionDenied => "\nhint: ports below 1024 take a privilege; --port names another",
+                _ => "",
+            };
             anyhow!("cannot listen at {address}: {error}{hint}")
         })?;
         let address =

@@ -3,9 +3,12 @@
 use super::access_log::AccessLog;
 use crate::arguments::{Dtype, LauncherName, MemorySize, Weights};
 use anyhow::{Context, Result, bail};
-use clap::{Args, builder::RangedU64ValueParser};
+use clap::{
+    Args,
+    builder::{NonEmptyStringValueParser, RangedU64ValueParser},
+};
 use dsrun_engine::{Speculation, WeightsIn};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -44,7 +47,7 @@ pub(crate) struct ServeSettings {
     #[arg(long, value_name = "PATH")]
     pub(crate) chat_template: Option<PathBuf>,
     /// The name of the model in requests; the name that it was loaded by if not given.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) served_model_name: Option<String>,
 
     /// The backend: a name that `dsrun backends` lists, or the path of a plugin's library or manifest.
@@ -174,7 +177,8 @@ pub(crate) struct ServeSettings {
     pub(crate) no_graphs: Option<bool>,
 
     /// The address to listen at; 127.0.0.1, which only this machine can reach, if not given.
-    #[arg(help_heading = ADDRESS, long, value_name = "ADDRESS")]
+    #[serde(deserialize_with = "host_of_file")]
+    #[arg(help_heading = ADDRESS, long, value_name = "ADDRESS", value_parser = host)]
     pub(crate) host: Option<IpAddr>,
     /// The port; 8000 if not given, any free one if 0.
     #[arg(help_heading = ADDRESS, long, short, value_name = "PORT")]
@@ -301,6 +305,9 @@ impl ServeSettings {
         if self.device.is_some() && self.devices.is_some() {
             bail!("device and devices are both given: leave one of them out");
         }
+        if self.served_model_name.as_ref().is_some_and(String::is_empty) {
+            bail!("served-model-name is empty: give a name, or leave it out");
+        }
         if self.devices.as_ref().is_some_and(Vec::is_empty) {
             bail!("devices is empty, but must name at least one device");
         }
@@ -372,6 +379,22 @@ fn timeout() -> RangedU64ValueParser {
     RangedU64ValueParser::new().range(..=LONGEST_TIMEOUT)
 }
 
+/// Reads an address to listen at.
+fn host(text: &str) -> Result<IpAddr, String> {
+    if text.eq_ignore_ascii_case("localhost") {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    let address = text.trim_start_matches('[').trim_end_matches(']').parse();
+    address.map_err(|_| {
+        "must be an address of this machine such as 127.0.0.1, ::1 or localhost, or 0.0.0.0 or :: for all of them".to_owned()
+    })
+}
+
+fn host_of_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|text| host(&text).map_err(de::Error::custom)).transpose()
+}
+
 fn seconds(given: Option<u64>, default: u64) -> Duration {
     Duration::from_secs(given.unwrap_or(default))
 }
@@ -395,6 +418,22 @@ mod tests {
         assert_eq!(settings.model.as_deref(), Some("a"));
         assert_eq!((settings.port, settings.queue, settings.offline), (Some(3), Some(2), Some(true)));
         assert_eq!(settings.dtype, Some(Dtype::F32));
+    }
+
+    #[test]
+    fn a_host_is_an_address_or_this_machine() {
+        for (text, address) in
+            [("localhost", "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("::1", "::1"), ("[::]", "::")]
+        {
+            assert_eq!(host(text).expect(text).to_string(), address);
+            let (_folder, path) = file(&format!("host = {text:?}\n"));
+            let settings = ServeSettings::load(Some(&path), &ServeSettings::default()).expect(text);
+            assert_eq!(settings.host.expect("it is given").to_string(), address);
+        }
+        assert!(host("example.org").is_err_and(|error| error.contains("0.0.0.0")));
+        let (_folder, path) = file("port = 1\nhost = \"example.org\"\n");
+        let error = ServeSettings::load(Some(&path), &ServeSettings::default()).expect_err("it is refused");
+        assert!(format!("{error:#}").contains("line 2"), "{error:#}");
     }
 
     #[test]
@@ -436,6 +475,7 @@ mod tests {
             ("tp = 0", "tp is 0"),
             ("pp = 65", "pp is 65"),
             ("devices = []", "devices is empty"),
+            ("served-model-name = \"\"", "served-model-name is empty"),
             ("device = 1\ndevices = [0, 1]", "device and devices are both given"),
             ("replicas = 65", "replicas is 65"),
             ("requests-per-minute = 0", "requests-per-minute is 0"),
