@@ -257,6 +257,17 @@ impl ChatPrompt {
         self.text.trim_end().ends_with(text)
     }
 
+    /// Ends the prompt before the last place where `mark` stands. Returns whether there is one.
+    pub fn end_before(&mut self, mark: &str) -> bool {
+        match self.text.rfind(mark) {
+            Some(place) => {
+                self.text.truncate(place);
+                true
+            }
+            None => false,
+        }
+    }
+
     /// The tokens of the prompt, for the tokenizer it was written for. The template has written all of its special tokens.
     ///
     /// # Errors

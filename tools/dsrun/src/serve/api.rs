@@ -209,8 +209,9 @@ macro_rules! generation_request {
         #[serde(deny_unknown_fields)]
         pub(crate) struct $name {
             $($fields)*
-            /// The model, by the name that /v1/models lists.
-            pub(crate) model: String,
+            /// The model, by the name that /v1/models lists; there is only one.
+            #[serde(default)]
+            pub(crate) model: Option<String>,
             /// Whether the answer is streamed as server-sent events.
             #[serde(default)]
             pub(crate) stream: Option<bool>,
@@ -245,8 +246,8 @@ macro_rules! generation_request {
             /// Subtracted from the logits of tokens for every time they were generated.
             #[serde(default)]
             pub(crate) frequency_penalty: Option<f32>,
-            /// Divides the logits of tokens that occur in the prompt or the answer.
-            #[serde(default)]
+            /// Divides the logits of tokens that occur in the prompt or the answer. llama.cpp's `repeat_penalty` is the same.
+            #[serde(default, alias = "repeat_penalty")]
             pub(crate) repetition_penalty: Option<f32>,
             /// Added to the logits of tokens, by token id, from -100 to 100.
             #[serde(default)]
@@ -287,6 +288,9 @@ macro_rules! generation_request {
             /// The number of answers of which the best is returned: 1.
             #[serde(default)]
             pub(crate) best_of: Option<usize>,
+            /// It has no effect: prompts are cached always.
+            #[serde(default)]
+            pub(crate) cache_prompt: Option<serde_json::Value>,
             /// It has no effect.
             #[serde(default)]
             pub(crate) guided_decoding_backend: Option<serde_json::Value>,
@@ -316,6 +320,7 @@ macro_rules! generation_request {
                 let options = self.stream_options.unwrap_or_default();
                 let given = [
                     ("best_of", self.best_of.is_some()),
+                    ("cache_prompt", self.cache_prompt.is_some()),
                     ("guided_decoding_backend", self.guided_decoding_backend.is_some()),
                     ("metadata", self.metadata.is_some()),
                     ("prompt_cache_key", self.prompt_cache_key.is_some()),

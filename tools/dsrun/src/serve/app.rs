@@ -159,9 +159,12 @@ impl App {
         request.extensions().get().copied().ok_or_else(ApiError::internal)
     }
 
-    /// Checks that a request asks for the model that is served.
-    pub(crate) fn check_model(&self, asked: &str) -> Result<(), ApiError> {
-        if asked == self.name { Ok(()) } else { Err(ApiError::no_such_model(asked, &self.name)) }
+    /// Checks that a request asks for the model that is served, if it asks for one.
+    pub(crate) fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        match asked {
+            Some(asked) if asked != self.name => Err(ApiError::no_such_model(asked, &self.name)),
+            _ => Ok(()),
+        }
     }
 
     /// The response to a client when the engine refuses or does not finish a request.

@@ -11,6 +11,13 @@ use axum::{
 use bytes::BytesMut;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_path_to_error::Segment;
+
+/// The beginning of serde's message about a field that a type does not have.
+const UNKNOWN_FIELD: &str = "unknown field";
+/// The most unknown fields of a body that may be `null`.
+const MOST_NULLS: usize = 16;
 
 /// Reads the JSON body of a request, and waits for the request's turn to be prepared.
 ///
@@ -74,12 +81,58 @@ async fn read(body: Body, intake: &Intake) -> Result<(BytesMut, Held), ApiError>
     Ok((bytes.map_err(|_| ApiError::slow_request(limits.time))??, held))
 }
 
-/// Parses a body; the error names the field.
+/// Parses a body; the error names the field. A field that `T` does not have may be `null`.
 pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| refused(&error))?;
-    json.end().map_err(|error| ApiError::malformed(format!("the body is not JSON: {error}")))?;
-    Ok(value)
+    let error = match serde_path_to_error::deserialize(&mut json) {
+        Ok(value) => {
+            json.end().map_err(|error| ApiError::malformed(format!("the body is not JSON: {error}")))?;
+            return Ok(value);
+        }
+        Err(error) if !is_unknown_field(&error) => return Err(refused(&error)),
+        Err(error) => error,
+    };
+    let Ok(mut value) = serde_json::from_slice(body) else { return Err(refused(&error)) };
+    parse_without_nulls(&mut value, error)
+}
+
+/// Parses a body without those of its unknown fields that are `null`. `error` names the first unknown field.
+fn parse_without_nulls<T: DeserializeOwned>(
+    body: &mut Value,
+    mut error: serde_path_to_error::Error<serde_json::Error>,
+) -> Result<T, ApiError> {
+    for _ in 0..MOST_NULLS {
+        if !is_unknown_field(&error) || !remove_null(body, error.path()) {
+            break;
+        }
+        match serde_path_to_error::deserialize(&*body) {
+            Ok(value) => return Ok(value),
+            Err(next) => error = next,
+        }
+    }
+    Err(refused(&error))
+}
+
+fn is_unknown_field(error: &serde_path_to_error::Error<serde_json::Error>) -> bool {
+    error.inner().is_data() && error.inner().to_string().starts_with(UNKNOWN_FIELD)
+}
+
+/// Removes a field if it is `null`. Returns whether it was.
+fn remove_null(body: &mut Value, path: &serde_path_to_error::Path) -> bool {
+    let mut segments: Vec<&Segment> = path.iter().collect();
+    let Some(Segment::Map { key: last }) = segments.pop() else { return false };
+    let mut place = body;
+    for segment in segments {
+        let next = match segment {
+            Segment::Seq { index } => place.get_mut(index),
+            Segment::Map { key } => place.get_mut(key),
+            Segment::Enum { .. } | Segment::Unknown => None,
+        };
+        let Some(next) = next else { return false };
+        place = next;
+    }
+    let object = place.as_object_mut().filter(|object| object.get(last).is_some_and(Value::is_null));
+    object.and_then(|object| object.shift_remove(last)).is_some()
 }
 
 fn refused(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
@@ -91,14 +144,41 @@ fn refused(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     // The field is a better location than line and column.
     let message = message.split(" at line ").next().unwrap_or_default();
     // Serde's own message lists all fields.
-    if message.starts_with("unknown field") {
+    if message.starts_with(UNKNOWN_FIELD) {
         return ApiError::field(path, "this server does not support this field");
     }
     if let Some(name) = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
         let field = if path == "." { name.to_owned() } else { format!("{path}.{name}") };
         return ApiError::field(field, "must be given");
     }
+    let message = readable(message);
     if path == "." { ApiError::malformed(message) } else { ApiError::field(path, message) }
+}
+
+/// A message of serde about a wrong type without the names of Rust's types.
+fn readable(message: &str) -> String {
+    // A list is read as the fields of an object in their order.
+    if message.starts_with("invalid length ") {
+        return "must be an object".to_owned();
+    }
+    let kinds = ["invalid type: ", "invalid value: "];
+    let rest = kinds.iter().find_map(|kind| message.strip_prefix(kind));
+    let Some((given, expected)) = rest.and_then(|rest| rest.rsplit_once(", expected ")) else {
+        return message.to_owned();
+    };
+    let given = given.strip_prefix("floating point ").unwrap_or(given);
+    let expected = match expected {
+        "usize" | "u64" | "u32" | "u16" | "u8" => "a whole number, 0 or more",
+        "isize" | "i64" | "i32" | "i16" | "i8" => "a whole number",
+        "f64" | "f32" => "a number",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        "a string" => "a text",
+        "a boolean" => "true or false",
+        other if other.starts_with("struct ") || other.starts_with("internally tagged enum ") => "an object",
+        other => other,
+    };
+    format!("is {given}, but must be {expected}")
 }
 
 #[cfg(test)]
@@ -122,7 +202,7 @@ mod tests {
         name: String,
     }
 
-    fn refusal(body: &[u8]) -> serde_json::Value {
+    fn refusal(body: &[u8]) -> Value {
         let error = parse::<Outer>(body).expect_err("it is refused");
         serde_json::to_value(error.body()).expect("errors are JSON")
     }
@@ -141,6 +221,30 @@ mod tests {
         assert!(message.starts_with(field), "{message}");
     }
 
+    #[test]
+    fn a_field_that_is_unknown_may_be_null() {
+        let body =
+            br#"{"items": [{"name": "a", "x": null}], "audio": null, "functions": null, "count": null}"#;
+        assert_eq!(parse::<Outer>(body).expect("null means absent").items.len(), 1);
+        let refusal = refusal(br#"{"items": [{"name": "a", "x": null}], "audio": null, "speed": 9}"#);
+        assert_eq!(refusal["error"]["param"], "speed");
+        let many: String = (0..10_000).map(|index| format!(", \"f{index}\": null")).collect();
+        assert!(parse::<Outer>(format!("{{\"items\": []{many}}}").as_bytes()).is_err());
+    }
+
+    #[rstest]
+    #[case(r#"{"items": [], "count": 1.5}"#, "count: is `1.5`, but must be a whole number, 0 or more")]
+    #[case(r#"{"items": [], "count": "1"}"#, "count: is string \"1\", but must be a whole number, 0 or more")]
+    #[case(r#"{"items": [], "count": -1}"#, "count: is integer `-1`, but must be a whole number, 0 or more")]
+    #[case(r#"{"items": "a"}"#, "items: is string \"a\", but must be a list")]
+    #[case(r#"{"items": ["a"]}"#, "items[0]: is string \"a\", but must be an object")]
+    #[case(r#"[]"#, "must be an object")]
+    fn errors_about_types_are_in_plain_words(#[case] body: &str, #[case] message: &str) {
+        let refusal = refusal(body.as_bytes());
+        let given = refusal["error"]["message"].as_str().expect("a message");
+        assert!(given.contains(message), "{given}");
+    }
+
     #[rstest]
     #[case(b"")]
     #[case(b"{")]
@@ -148,7 +252,7 @@ mod tests {
     #[case(b"{\"items\": [{\"name\": \"\xff\"}]}")]
     fn bodies_that_are_not_json_are_refused_as_such(#[case] body: &[u8]) {
         let refusal = refusal(body);
-        assert_eq!(refusal["error"]["param"], serde_json::Value::Null);
+        assert_eq!(refusal["error"]["param"], Value::Null);
         let message = refusal["error"]["message"].as_str().expect("a message");
         assert!(message.starts_with("the body is not JSON"), "{message}");
     }
@@ -158,7 +262,7 @@ mod tests {
         let deep = format!("{{\"items\": {}", "[".repeat(1_000_000));
         assert!(parse::<Outer>(deep.as_bytes()).is_err());
         let deep = format!("{{\"v\": {}", "[".repeat(1_000_000));
-        assert!(parse::<serde_json::Value>(deep.as_bytes()).is_err());
+        assert!(parse::<Value>(deep.as_bytes()).is_err());
     }
 
     #[test]

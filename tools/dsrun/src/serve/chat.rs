@@ -25,7 +25,7 @@ use super::{
 };
 use axum::{body::Body, extract::State, http::Request, response::Response};
 use dsrun_models::tokenizer::Tokenizer;
-pub(crate) use prompt::{Encoded, encode};
+pub(crate) use prompt::{Encoded, Ending, encode};
 use requested_tools::RequestedTools;
 use std::sync::Arc;
 
@@ -135,8 +135,8 @@ impl Completion for Chat {
 
     const ID_PREFIX: &'static str = "chatcmpl";
 
-    fn model(request: &ChatRequest) -> &str {
-        &request.model
+    fn model(request: &ChatRequest) -> Option<&str> {
+        request.model.as_deref()
     }
 
     fn without_effect(request: &ChatRequest) -> Vec<&'static str> {
@@ -167,8 +167,9 @@ impl Completion for Chat {
                 }
             }
         }
+        let ending = Ending::of(request.add_generation_prompt, request.continue_final_message)?;
         let Encoded { tokens: prompt, reasons } =
-            encode(&request.messages, tools.as_ref(), variables, loaded, work)?;
+            encode(&request.messages, tools.as_ref(), variables, ending, loaded, work)?;
         // An answer that a grammar restricts from its start on does not reason.
         let marks =
             Marks::of(loaded.template()?).filter(|_| channels.is_none() && (reasons || grammar.is_none()));

@@ -50,8 +50,8 @@ impl Completion for TextCompletion {
     const ID_PREFIX: &'static str = "cmpl";
     const OPERATION: &'static str = "text_completion";
 
-    fn model(request: &CompletionRequest) -> &str {
-        &request.model
+    fn model(request: &CompletionRequest) -> Option<&str> {
+        request.model.as_deref()
     }
 
     fn without_effect(request: &CompletionRequest) -> Vec<&'static str> {

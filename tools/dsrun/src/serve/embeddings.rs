@@ -98,7 +98,7 @@ pub(crate) async fn embeddings(
     let loaded = app.ready()?;
     let client = app.client(&request)?;
     let (request, turn): (EmbeddingRequest, _) = read_json(request, &app.intake).await?;
-    app.check_model(&request.model)?;
+    app.check_model(request.model.as_deref())?;
     RequestTrace::current().operation("embeddings", &app.name);
     let started = Instant::now();
     if app.strict_fields && request.user.is_some() {

@@ -41,8 +41,8 @@ pub(super) trait Completion: Send + Sized + 'static {
     /// The name of the operation in traces.
     const OPERATION: &'static str = "chat";
 
-    /// The model that a request asks for.
-    fn model(request: &Self::Request) -> &str;
+    /// The model that a request asks for, if it does.
+    fn model(request: &Self::Request) -> Option<&str>;
 
     /// The given fields of a request that have no effect.
     fn without_effect(request: &Self::Request) -> Vec<&'static str>;

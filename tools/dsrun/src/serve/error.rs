@@ -103,12 +103,9 @@ impl ApiError {
     }
 
     /// The path does not exist.
-    pub(crate) fn no_such_path(path: &str) -> Self {
-        Self::new(
-            StatusCode::NOT_FOUND,
-            Some("unknown_url"),
-            format!("there is no {path}; /openapi.json lists the paths"),
-        )
+    pub(crate) fn no_such_path(path: &str, hint: &str) -> Self {
+        let message = format!("there is no {path}; {hint}");
+        Self::new(StatusCode::NOT_FOUND, Some("unknown_url"), message)
     }
 
     /// The path exists, for another method.
@@ -274,13 +271,13 @@ impl ApiError {
     }
 
     /// The HTTP status.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
 
     /// The error's name, or the kind of error.
     pub(crate) fn kind(&self) -> &'static str {
         self.detail.code.unwrap_or(self.detail.r#type)
-    }
-    pub(crate) fn status(&self) -> StatusCode {
-        self.status
     }
 }
 

@@ -39,7 +39,7 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request<B
     let count = async {
         let loaded = app.ready()?;
         let (mut request, turn): (MessagesRequest, _) = read_json(request, &app.intake).await?;
-        app.check_model(&request.model)?;
+        app.check_model(Some(&request.model))?;
         request.max_tokens = Some(1);
         let count = move |work: &Work| {
             let (job, _) = Messages::prepare(&request, &loaded, work)?;
@@ -130,8 +130,8 @@ impl Completion for Messages {
     const ID_PREFIX: &'static str = "msg";
     const ENDS_WITH_DONE: bool = false;
 
-    fn model(request: &MessagesRequest) -> &str {
-        &request.model
+    fn model(request: &MessagesRequest) -> Option<&str> {
+        Some(&request.model)
     }
 
     fn without_effect(request: &MessagesRequest) -> Vec<&'static str> {

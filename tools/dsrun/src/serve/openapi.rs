@@ -192,6 +192,13 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             true,
         ),
         ("/metrics", "Metrics for Prometheus.", "text/plain", text(), true),
+        (
+            "/version",
+            "The version of the server.",
+            json,
+            json!({"type": "object", "properties": {"version": {"type": "string"}}, "required": ["version"]}),
+            false,
+        ),
         ("/health", "The same as `/health/ready`.", json, status.clone(), false),
         ("/health/live", "Whether the process is alive.", json, status.clone(), false),
         ("/health/ready", "Whether requests are served.", json, status, false),
@@ -273,7 +280,7 @@ mod tests {
         let document = document();
         let chat = &document["components"]["schemas"]["ChatRequest"];
         assert_eq!(chat["additionalProperties"], false);
-        assert_eq!(chat["required"], json!(["messages", "model"]));
+        assert_eq!(chat["required"], json!(["messages"]));
         for field in ["temperature", "tools", "response_format", "stream_options"] {
             assert!(chat["properties"][field].is_object(), "{field}");
         }

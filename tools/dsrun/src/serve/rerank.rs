@@ -28,7 +28,7 @@ pub(crate) async fn rerank(
     let loaded = app.ready()?;
     let client = app.client(&request)?;
     let (request, turn): (RerankRequest, _) = read_json(request, &app.intake).await?;
-    app.check_model(&request.model)?;
+    app.check_model(request.model.as_deref())?;
     RequestTrace::current().operation("rerank", &app.name);
     let started = Instant::now();
     let RerankRequest { query, documents, top_n, return_documents, priority, .. } = request;
@@ -58,7 +58,7 @@ pub(crate) async fn score(
     let loaded = app.ready()?;
     let client = app.client(&request)?;
     let (request, turn): (ScoreRequest, _) = read_json(request, &app.intake).await?;
-    app.check_model(&request.model)?;
+    app.check_model(request.model.as_deref())?;
     RequestTrace::current().operation("score", &app.name);
     let started = Instant::now();
     let ScoreRequest { text_1, text_2, priority, .. } = request;

@@ -308,8 +308,8 @@ impl Completion for Responses {
     const ID_PREFIX: &'static str = "resp";
     const ENDS_WITH_DONE: bool = false;
 
-    fn model(continued: &Continued) -> &str {
-        &continued.request.model
+    fn model(continued: &Continued) -> Option<&str> {
+        Some(&continued.request.model)
     }
 
     fn without_effect(Continued { request, .. }: &Continued) -> Vec<&'static str> {

@@ -9,7 +9,7 @@ use super::{
     },
     app::App,
     body::read_json,
-    chat::{self, chat},
+    chat::{self, Ending, chat},
     completions::completions,
     connections::Peer,
     embeddings::embeddings,
@@ -33,9 +33,21 @@ use axum::{
     routing::{get, post},
 };
 use dsrun_models::tokenizer::EncodeOptions;
-use serde_json::{Map, json};
+use serde_json::json;
 use std::{any::Any, sync::Arc, time::Instant};
 use tower_http::catch_panic::CatchPanicLayer;
+
+/// Paths that clients ask for without `/v1` when their base URL lacks it.
+const BELOW_V1: [&str; 8] = [
+    "/chat/completions",
+    "/completions",
+    "/embeddings",
+    "/models",
+    "/responses",
+    "/messages",
+    "/rerank",
+    "/score",
+];
 
 /// The router of the whole server.
 pub(crate) fn router(app: Arc<App>) -> Router {
@@ -49,7 +61,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/responses/{id}", get(stored).delete(forget))
         .route("/v1/embeddings", post(embeddings))
         .route("/v1/rerank", post(rerank))
+        .route("/v2/rerank", post(rerank))
+        .route("/rerank", post(rerank))
         .route("/v1/score", post(score))
+        .route("/score", post(score))
         .route("/v1/models", get(models))
         .route("/v1/models/{*name}", get(model))
         .route("/tokenize", post(tokenize))
@@ -60,6 +75,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/health/live", get(live))
         .route("/health/ready", get(ready))
         .route("/health", get(ready))
+        .route("/version", get(version))
         .route("/openapi.json", get(openapi))
         .route("/", get(page::html))
         .route("/page.css", get(page::style));
@@ -83,7 +99,10 @@ pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
         }
     };
     routes
-        .fallback(|request: Request<Body>| async move { ApiError::no_such_path(request.uri().path()) })
+        .fallback(|request: Request<Body>| async move {
+            let path = request.uri().path();
+            ApiError::no_such_path(path, &meant(path))
+        })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(app.clone(), origins::guard))
@@ -91,6 +110,19 @@ pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
         .layer(from_fn_with_state(app.clone(), access_log::identify))
         .layer(from_fn_with_state(app.clone(), trace))
         .with_state(app)
+}
+
+/// A hint at the path that a client with a wrong base URL means.
+fn meant(path: &str) -> String {
+    let bare = path.trim_end_matches('/');
+    if BELOW_V1.contains(&bare) {
+        return format!("there is /v1{bare}: the base URL of OpenAI's clients ends in /v1");
+    }
+    match bare.strip_prefix("/v1").filter(|rest| rest.starts_with("/v1/") || BELOW_V1.contains(rest)) {
+        Some(rest) if rest.starts_with("/v1/") => format!("there is {rest}: leave /v1 out of the base URL"),
+        Some(_) => format!("there is {bare}, without a slash at the end"),
+        None => "/openapi.json lists the paths".to_owned(),
+    }
 }
 
 /// Checks the API key and the rate limit.
@@ -122,6 +154,10 @@ async fn live() -> Json<serde_json::Value> {
     Json(json!({"status": "live"}))
 }
 
+async fn version() -> Json<serde_json::Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
 async fn ready(State(app): State<Arc<App>>) -> Result<Json<serde_json::Value>, ApiError> {
     let engine = |health: &EngineHealth| json!({"serving": health.serving, "step_seconds": health.step_age.unwrap_or_default().as_secs_f64()});
     let engines: Vec<_> = app.health()?.iter().map(engine).collect();
@@ -140,6 +176,8 @@ fn card(app: &App) -> Result<ModelCard, ApiError> {
         object: "model",
         created: loaded.created,
         owned_by: "dsrun",
+        root: app.name.clone(),
+        parent: None,
         max_model_len: loaded.engine.limits().context,
     })
 }
@@ -149,7 +187,7 @@ async fn models(State(app): State<Arc<App>>) -> Result<Json<ModelList>, ApiError
 }
 
 async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<ModelCard>, ApiError> {
-    app.check_model(&name)?;
+    app.check_model(Some(&name))?;
     Ok(Json(card(&app)?))
 }
 
@@ -159,7 +197,7 @@ async fn tokenize(
 ) -> Result<Json<TokenizeResponse>, ApiError> {
     let loaded = app.ready()?;
     let (request, turn): (TokenizeRequest, _) = read_json(request, &app.intake).await?;
-    request.model.as_deref().map_or(Ok(()), |model| app.check_model(model))?;
+    app.check_model(request.model.as_deref())?;
     let prepare = move |work: &Work| {
         let tokens = match (&request.prompt, &request.messages) {
             (Some(text), None) => {
@@ -172,11 +210,23 @@ async fn tokenize(
                 let message = "the chat template decides for messages: give it only together with prompt";
                 return Err(ApiError::field("add_special_tokens", message));
             }
-            (None, Some(messages)) => chat::encode(messages, None, Map::new(), &loaded, work)?.tokens,
+            (None, Some(messages)) => {
+                let ending = Ending::of(request.add_generation_prompt, request.continue_final_message)?;
+                let variables = request.chat_template_kwargs.clone().unwrap_or_default();
+                chat::encode(messages, None, variables, ending, &loaded, work)?.tokens
+            }
             _ => return Err(ApiError::field("prompt", "give either prompt or messages")),
         };
         let max_model_len = loaded.engine.limits().context;
-        Ok(TokenizeResponse { count: tokens.len(), tokens, max_model_len })
+        let token_strs = match request.return_token_strs {
+            Some(true) => {
+                let tokenizer = loaded.tokenizer()?;
+                let text = |id: &u32| tokenizer.id_to_token(*id).unwrap_or_default().to_owned();
+                Some(tokens.iter().map(text).collect())
+            }
+            _ => None,
+        };
+        Ok(TokenizeResponse { count: tokens.len(), tokens, max_model_len, token_strs })
     };
     app.prepare(turn, prepare).await.map(Json)
 }
@@ -187,7 +237,7 @@ async fn detokenize(
 ) -> Result<Json<DetokenizeResponse>, ApiError> {
     let loaded = app.ready()?;
     let (request, turn): (DetokenizeRequest, _) = read_json(request, &app.intake).await?;
-    request.model.as_deref().map_or(Ok(()), |model| app.check_model(model))?;
+    app.check_model(request.model.as_deref())?;
     let prepare = move |_: &Work| {
         let text = loaded.tokenizer()?.decode(&request.tokens, false);
         let prompt = text.map_err(|error| ApiError::field("tokens", error.to_string()))?;

@@ -41,6 +41,12 @@ generation_request! {
         /// It has no effect.
         #[serde(default)]
         pub(crate) verbosity: Option<Value>,
+        /// Whether the prompt ends with the start of an answer; yes if not given.
+        #[serde(default)]
+        pub(crate) add_generation_prompt: Option<bool>,
+        /// Whether the answer goes on with the last message, which is an assistant's. It does not repeat that message.
+        #[serde(default)]
+        pub(crate) continue_final_message: Option<bool>,
         /// Further variables of the chat template, such as `enable_thinking`.
         #[serde(default)]
         pub(crate) chat_template_kwargs: Option<Map<String, Value>>,

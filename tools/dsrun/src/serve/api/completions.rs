@@ -10,8 +10,8 @@ generation_request! {
     struct CompletionRequest {
         /// One or several prompts, as texts or as tokens.
         pub(crate) prompt: Prompts,
-        /// The most tokens of an answer; 16 if not given.
-        #[serde(default)]
+        /// The most tokens of an answer; 16 if not given. llama.cpp's `n_predict` is the same.
+        #[serde(default, alias = "n_predict")]
         pub(crate) max_tokens: Option<usize>,
         /// The number of most likely tokens to report at each position, at most 20; no tokens are reported if not given.
         #[serde(default)]

@@ -8,17 +8,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EmbeddingRequest {
-    /// The model, by the name that /v1/models lists.
-    pub(crate) model: String,
+    /// The model, by the name that /v1/models lists; there is only one.
+    #[serde(default)]
+    pub(crate) model: Option<String>,
     /// One or several texts, as texts or as tokens.
     pub(crate) input: Prompts,
     /// The encoding of embeddings; numbers if not given.
     #[serde(default)]
     pub(crate) encoding_format: Option<EncodingFormat>,
-    /// How the hidden states of a text become one vector: as the model's files say if not given, and by their mean if they do not say.
     /// The number of elements of vectors: that of the model, or for models that were trained for shorter vectors, fewer.
     #[serde(default)]
     pub(crate) dimensions: Option<usize>,
+    /// How the hidden states of a text become one vector: as the model's files say if not given, and by their mean if they do not say.
     #[serde(default)]
     pub(crate) pooling: Option<Pooling>,
     /// Whether vectors are scaled to length 1: as the model's files say if not given, and true if they do not say.

@@ -20,6 +20,10 @@ pub(crate) struct ModelCard {
     /// The time of loading, in seconds since 1970.
     pub(crate) created: u64,
     pub(crate) owned_by: &'static str,
+    /// The same name, as in vLLM: there are no adapters.
+    pub(crate) root: String,
+    /// Always `null`.
+    pub(crate) parent: Option<String>,
     /// Tokens that a prompt and its answer may have together.
     pub(crate) max_model_len: usize,
 }

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RerankRequest {
-    /// The model, by the name that /v1/models lists.
-    pub(crate) model: String,
+    /// The model, by the name that /v1/models lists; there is only one.
+    #[serde(default)]
+    pub(crate) model: Option<String>,
     /// The query.
     pub(crate) query: String,
     /// The documents.
@@ -71,8 +72,9 @@ pub(crate) struct RankedDocument {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ScoreRequest {
-    /// The model, by the name that /v1/models lists.
-    pub(crate) model: String,
+    /// The model, by the name that /v1/models lists; there is only one.
+    #[serde(default)]
+    pub(crate) model: Option<String>,
     /// The first text of each pair, or the one that all pairs share.
     pub(crate) text_1: Texts,
     /// The second text of each pair.

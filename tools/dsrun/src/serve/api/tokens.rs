@@ -3,6 +3,7 @@
 use super::chat::ChatMessage;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// A text or a conversation to turn into tokens.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -20,6 +21,18 @@ pub(crate) struct TokenizeRequest {
     /// Whether to add the special tokens that the model expects around a text; yes if not given.
     #[serde(default)]
     pub(crate) add_special_tokens: Option<bool>,
+    /// Whether a conversation ends with the start of an answer; yes if not given. Only with `messages`.
+    #[serde(default)]
+    pub(crate) add_generation_prompt: Option<bool>,
+    /// Whether the last message goes on, which is an assistant's. Only with `messages`.
+    #[serde(default)]
+    pub(crate) continue_final_message: Option<bool>,
+    /// Further variables of the chat template. Only with `messages`.
+    #[serde(default)]
+    pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+    /// Whether to return the tokens as they stand in the vocabulary, too.
+    #[serde(default)]
+    pub(crate) return_token_strs: Option<bool>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -28,6 +41,9 @@ pub(crate) struct TokenizeResponse {
     pub(crate) count: usize,
     /// Tokens that a prompt and its answer may have together.
     pub(crate) max_model_len: usize,
+    /// The tokens as they stand in the vocabulary, if they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) token_strs: Option<Vec<String>>,
 }
 
 /// Tokens to turn into text.

@@ -17,6 +17,38 @@ use serde_json::{Map, Value, json};
 /// The most messages of a request.
 const MAX_MESSAGES: usize = 16_384;
 
+/// Marks the end of a message that goes on. Characters for private use, which no message is expected to have.
+const END_MARK: &str = "\u{e00d}\u{e05e}\u{e0d0}";
+
+/// The end of a conversation's prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The start of an answer.
+    Answer,
+    /// The end of the last message.
+    Message,
+    /// The text of the last message, which is an assistant's and goes on.
+    Continued,
+}
+
+impl Ending {
+    /// What the fields `add_generation_prompt` and `continue_final_message` say.
+    ///
+    /// # Errors
+    /// If both are true.
+    pub(crate) fn of(answer: Option<bool>, continued: Option<bool>) -> Result<Self, ApiError> {
+        match (answer, continued.unwrap_or(false)) {
+            (Some(true), true) => {
+                let message = "not together with add_generation_prompt, which starts another message";
+                Err(ApiError::field("continue_final_message", message))
+            }
+            (_, true) => Ok(Self::Continued),
+            (Some(false), false) => Ok(Self::Message),
+            (_, false) => Ok(Self::Answer),
+        }
+    }
+}
+
 /// A conversation as tokens.
 pub(crate) struct Encoded {
     pub(crate) tokens: Vec<u32>,
@@ -32,6 +64,7 @@ pub(crate) fn encode(
     messages: &[ChatMessage],
     tools: Option<&RequestedTools>,
     variables: Map<String, Value>,
+    ending: Ending,
     loaded: &Loaded,
     work: &Work,
 ) -> Result<Encoded, ApiError> {
@@ -69,9 +102,12 @@ pub(crate) fn encode(
     if let Some(tools) = described {
         describe(tools.all(), &mut written);
     }
+    if ending == Ending::Continued {
+        mark_end(&mut written)?;
+    }
     let in_template = tools.filter(|tools| tools.are_in_template());
     let options = RenderOptions {
-        add_generation_prompt: true,
+        add_generation_prompt: ending == Ending::Answer,
         // Tools consist of strings and JSON, so they can always be serialised.
         tools: in_template.map(|tools| tools.all().iter().map(|tool| json!(tool)).collect()),
         variables,
@@ -86,12 +122,34 @@ pub(crate) fn encode(
     {
         prompt = template.prompt(tokenizer, &merged, &options);
     }
-    let prompt = prompt.map_err(|error| ApiError::field("messages", error.to_string()))?;
+    let mut prompt = prompt.map_err(|error| ApiError::field("messages", error.to_string()))?;
+    if ending == Ending::Continued && !prompt.end_before(END_MARK) {
+        let message = "the chat template does not write the end of the last message";
+        return Err(ApiError::field("continue_final_message", message));
+    }
     work.check()?;
     let tokens = prompt.encode_within(tokenizer, context);
     let tokens = tokens.map_err(|error| ApiError::field("messages", error.to_string()))?;
     let tokens = tokens.ok_or_else(|| ApiError::too_long("messages", context))?;
     Ok(Encoded { tokens, reasons: Marks::of(template).is_some_and(|marks| prompt.ends_with(marks.open)) })
+}
+
+/// Marks the end of the last message.
+///
+/// # Errors
+/// If it is not an assistant's text.
+fn mark_end(messages: &mut [Message]) -> Result<(), ApiError> {
+    let last = messages.last_mut().filter(|last| last.role == Role::Assistant.name());
+    match last.filter(|last| !last.other.contains_key("tool_calls")).map(|last| &mut last.content) {
+        Some(Some(Value::String(text))) => {
+            text.push_str(END_MARK);
+            Ok(())
+        }
+        _ => {
+            let message = "the last message must be an assistant's, and call no tools";
+            Err(ApiError::field("continue_final_message", message))
+        }
+    }
 }
 
 /// A message in the form that chat templates read.

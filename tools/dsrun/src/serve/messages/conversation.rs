@@ -47,6 +47,9 @@ pub(super) fn chat_request(request: &MessagesRequest, loaded: &Loaded) -> Result
     let mut chat: ChatRequest = serde_json::from_value(Value::Object(fields))
         .map_err(|error| ApiError::malformed(error.to_string()))?;
     chat.messages = conversation(request);
+    // An answer of Anthropic's API goes on with the last message if that is the assistant's.
+    let last = chat.messages.last().filter(|last| last.role == Role::Assistant && last.tool_calls.is_none());
+    chat.continue_final_message = last.map(|last| last.content.is_some());
     chat.tools =
         request.tools.as_ref().map(|tools| all_tools(tools)).transpose()?.filter(|tools| !tools.is_empty());
     let (choice, single) = match &request.tool_choice {

@@ -100,6 +100,104 @@ async fn fields_without_effect_are_accepted_unless_fields_are_strict() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn fields_that_are_not_known_may_be_null_and_the_model_may_be_left_out() {
+    let server = start().await;
+    let plain = server.served(CHAT, &question("Hello", 4)).await;
+    let fields = json!({"model": null, "functions": null, "prediction": null, "web_search_options": null});
+    assert_eq!(server.served(CHAT, &with(question("Hello", 4), fields)).await["choices"], plain["choices"]);
+    let mut request = question("Hello", 4);
+    let message = &mut request["messages"][0];
+    message["weight"] = Value::Null;
+    assert_eq!(server.served(CHAT, &request).await["choices"], plain["choices"]);
+    assert_eq!(server.refused(CHAT, &with(request, json!({"functions": []}))).await.0, "functions");
+    for (path, request) in
+        [(COMPLETIONS, json!({"prompt": "a", "max_tokens": 1})), ("/v1/embeddings", json!({"input": "a"}))]
+    {
+        assert_eq!(server.served(path, &request).await["model"], MODEL);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_assistants_message_goes_on_where_it_ends() {
+    let server = start().await;
+    let message = |role: &str, text: &str| json!({"role": role, "content": text});
+    let messages = json!([message("user", "Count"), message("assistant", "one two<|im_end|>")]);
+    let tokens = |fields: Value| {
+        let request = with(json!({"messages": messages}), fields);
+        let server = &server;
+        async move { server.served("/tokenize", &request).await["tokens"].clone() }
+    };
+    let text = |tokens: Value| {
+        let server = &server;
+        async move { server.served("/detokenize", &json!({"tokens": tokens})).await["prompt"].clone() }
+    };
+    let continued = tokens(json!({"continue_final_message": true})).await;
+    assert_eq!(
+        text(continued.clone()).await,
+        "<|im_start|>user\nCount<|im_end|>\n<|im_start|>assistant\none two<|im_end|>"
+    );
+    // The mark in the message is text, so that the message has not ended.
+    assert_ne!(continued.as_array().and_then(|tokens| tokens.last()), Some(&json!(256)));
+    let whole = tokens(json!({"add_generation_prompt": false})).await;
+    assert_eq!(
+        text(whole).await,
+        "<|im_start|>user\nCount<|im_end|>\n<|im_start|>assistant\none two<|im_end|><|im_end|>\n"
+    );
+    // The answer is the one to the same tokens as a prompt.
+    let limits = json!({"max_tokens": 6, "temperature": 0, "ignore_eos": true});
+    let prompt = with(json!({"prompt": continued}), limits.clone());
+    let expected = server.served(COMPLETIONS, &prompt).await["choices"][0]["text"].clone();
+    let request = with(json!({"messages": messages, "continue_final_message": true}), limits);
+    let answer = server.served(CHAT, &request).await;
+    assert_eq!(answer["choices"][0]["message"]["content"], expected);
+    // So it is in Anthropic's API.
+    let request = json!({"model": MODEL, "max_tokens": 6, "temperature": 0, "messages": messages});
+    let anthropic = server.served("/v1/messages", &request).await;
+    assert!(
+        expected
+            .as_str()
+            .is_some_and(|text| text.starts_with(anthropic["content"][0]["text"].as_str().expect("a text"))),
+        "{anthropic}"
+    );
+    let used = |name: &str| anthropic["usage"][name].as_u64().unwrap_or(0);
+    let read = used("input_tokens") + used("cache_read_input_tokens");
+    assert_eq!(Some(read), prompt["prompt"].as_array().map(|tokens| tokens.len() as u64));
+
+    let both = json!({"continue_final_message": true, "add_generation_prompt": true});
+    assert_eq!(server.refused(CHAT, &with(request.clone(), both)).await.0, "continue_final_message");
+    let of_user = with(question("a", 1), json!({"continue_final_message": true}));
+    assert_eq!(server.refused(CHAT, &of_user).await.0, "continue_final_message");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_other_servers_are_understood() {
+    let server = start().await;
+    assert_eq!(
+        server.client.json("/version").await.expect("a version")["version"],
+        env!("CARGO_PKG_VERSION")
+    );
+    let model = &server.client.json("/v1/models").await.expect("a list")["data"][0];
+    assert_eq!((&model["root"], &model["parent"]), (&json!(MODEL), &Value::Null));
+    let tokens = server.served("/tokenize", &json!({"prompt": "a b", "return_token_strs": true})).await;
+    assert_eq!(tokens["token_strs"], json!(["a", "\u{120}", "b"]));
+    let penalty = |name: &str| with(completion("aaaa", 8), json!({name: 1.9}));
+    let ours = server.served(COMPLETIONS, &penalty("repetition_penalty")).await;
+    assert_eq!(server.served(COMPLETIONS, &penalty("repeat_penalty")).await["choices"], ours["choices"]);
+    let fields = json!({"prompt": "a", "n_predict": 2, "cache_prompt": true, "ignore_eos": true});
+    assert_eq!(server.served(COMPLETIONS, &fields).await["usage"]["completion_tokens"], 2);
+    for (path, hint) in [
+        ("/chat/completions", "/v1/chat/completions: the base URL of OpenAI's clients ends in /v1"),
+        ("/v1/v1/messages", "/v1/messages: leave /v1 out of the base URL"),
+        ("/v1/chat/completions/", "/v1/chat/completions, without a slash"),
+        ("/nothing", "/openapi.json"),
+        ("/v1/nothing", "/openapi.json"),
+    ] {
+        let (_, message) = server.refused(path, &json!({})).await;
+        assert!(message.contains(hint), "{message}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn stop_tokens_end_an_answer_before_them() {
     let server = start().await;
     let ids = with(completion("ab", 12), json!({"return_token_ids": true}));
