@@ -9,7 +9,7 @@ use crate::{
     },
     faulty_experts::{bias_of_expert_0, selection_bias_weighs, skipped_to_expert_0, ties_to_the_last},
     faulty_latents::{rest_before_value, rest_not_scored},
-    faulty_process,
+    faulty_masks, faulty_process,
     raw::{self, Query},
     tensor::{Copied, bytes},
     wrap::{AccountFault, Run, StreamFault, in_region},
@@ -271,6 +271,22 @@ static FAULTS: &[Fault] = &[
         }),
         ..run("mask_missing", mask_missing)
     },
+    run("masked_values_multiplied", |run, stream| {
+        faulty_masks::hidden_multiplied(run, stream, true, faulty_masks::later)
+    }),
+    run("masked_keys_multiplied", |run, stream| {
+        faulty_masks::hidden_multiplied(run, stream, false, faulty_masks::later)
+    }),
+    run("left_values_multiplied", |run, stream| {
+        faulty_masks::hidden_multiplied(run, stream, true, faulty_masks::left)
+    }),
+    run("left_keys_multiplied", |run, stream| {
+        faulty_masks::hidden_multiplied(run, stream, false, faulty_masks::left)
+    }),
+    run("scores_overflow", faulty_masks::scores_overflow),
+    run("skipped_weight_multiplied", faulty_masks::skipped_weight_multiplied),
+    run("zeros_in_order", faulty_masks::zeros_in_order),
+    run("region_swallows_nan", faulty_masks::region_swallows_nan),
     run("groups_swapped", groups_swapped),
     instead("softcap_ignored", |call| match &mut call.op {
         Op::PagedAttention(op) => {
@@ -570,6 +586,7 @@ static FAULTS: &[Fault] = &[
     stream("uploads_to_words", StreamFault::UploadsToWords),
     stream("uploads_late", StreamFault::UploadsLate),
     stream("waits_ignored", StreamFault::WaitsIgnored),
+    stream("freed_calls_forgotten", StreamFault::FreedForgotten),
     stream("events_early", StreamFault::EventsEarly),
     accounts("weights_uncounted", AccountFault::WeightsUncounted),
     accounts("buffers_kept", AccountFault::NeverFreed),

@@ -17,6 +17,8 @@ use std::{
 /// What a stream has written, and nobody sees yet.
 struct Pending {
     stream: u64,
+    /// The call that wrote it; 0 for a copy.
+    call: usize,
     slice: BufferSlice,
     bytes: Vec<u8>,
 }
@@ -29,7 +31,16 @@ fn pending() -> MutexGuard<'static, Vec<Pending>> {
 
 /// Writes later, on a stream of this number.
 pub(crate) fn postpone(number: u64, slice: &BufferSlice, bytes: Vec<u8>) {
-    pending().push(Pending { stream: number, slice: slice.clone(), bytes });
+    push(number, 0, slice, bytes);
+}
+
+fn push(stream: u64, call: usize, slice: &BufferSlice, bytes: Vec<u8>) {
+    pending().push(Pending { stream, call, slice: slice.clone(), bytes });
+}
+
+/// Forgets what a call has written and nobody sees yet.
+pub(crate) fn forget(call: usize) {
+    pending().retain(|pending| pending.call != call);
 }
 
 /// Puts in place what a stream has written so far.
@@ -40,9 +51,10 @@ pub(crate) fn finish(number: u64, stream: &mut dyn Stream) -> Result<()> {
     own.iter().try_for_each(|pending| stream.upload(&pending.bytes, &pending.slice))
 }
 
-/// Runs `work`, which writes `slices`, and takes back what it has written.
+/// Runs the `work` of a call, 0 for a copy, which writes `slices`, and takes back what it has written.
 pub(crate) fn postponed(
     number: u64,
+    call: usize,
     stream: &mut dyn Stream,
     slices: &[BufferSlice],
     work: impl FnOnce(&mut dyn Stream) -> Result<()>,
@@ -53,7 +65,7 @@ pub(crate) fn postponed(
     for (slice, old) in slices.iter().zip(old) {
         let new = bytes(stream, slice)?;
         stream.upload(&old, slice)?;
-        postpone(number, slice, new);
+        push(number, call, slice, new);
     }
     Ok(())
 }
@@ -61,7 +73,7 @@ pub(crate) fn postponed(
 /// A call that runs late.
 pub(crate) fn call(run: &Run, stream: &mut dyn Stream) -> Result<()> {
     let slices: Vec<BufferSlice> = run.arguments.results.iter().map(|result| result.slice.clone()).collect();
-    postponed(run.stream.get(), stream, &slices, |stream| run.right(stream))
+    postponed(run.stream.get(), run.address(), stream, &slices, |stream| run.right(stream))
 }
 
 /// An event of a late device.

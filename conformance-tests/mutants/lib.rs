@@ -10,6 +10,7 @@ mod faults;
 mod faulty_calls;
 mod faulty_experts;
 mod faulty_latents;
+mod faulty_masks;
 mod faulty_process;
 mod harmless;
 mod late;

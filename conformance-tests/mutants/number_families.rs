@@ -10,8 +10,19 @@ use crate::{
 use dsrun_core::{DType, Result, device::Stream, kernels::Argument};
 
 /// The ops with planes of special values.
-const SPECIAL: [&str; 7] =
-    ["rms_norm", "layer_norm", "linear", "activation", "gated_activation", "rope", "logit_process"];
+const SPECIAL: [&str; 11] = [
+    "rms_norm",
+    "layer_norm",
+    "linear",
+    "activation",
+    "gated_activation",
+    "rope",
+    "logit_process",
+    "paged_attention",
+    "attention",
+    "grouped_linear",
+    "moe_combine",
+];
 
 fn special(op: &OpCases) -> Vec<String> {
     if SPECIAL.contains(&op.op) { vec![op.id("special_rare")] } else { Vec::new() }
@@ -21,7 +32,7 @@ fn special(op: &OpCases) -> Vec<String> {
 fn subnormal(op: &OpCases) -> Vec<String> {
     match op.op {
         "add" | "cast" | "columns" => vec![op.id("random_subnormal_*")],
-        "rms_norm" | "linear" | "argmax" => vec![op.id("special_subnormals")],
+        "rms_norm" | "linear" | "argmax" | "moe_route" => vec![op.id("special_subnormals")],
         _ => Vec::new(),
     }
 }
@@ -122,6 +133,8 @@ pub(crate) const NUMBER_FAMILIES: &[Family] = &[
         catches: |op| match op.op {
             // Equal numbers have the largest where zeros have it.
             "argmax" => Vec::new(),
+            // The same holds for the order of logits.
+            "moe_route" => Vec::new(),
             _ => subnormal(op),
         },
     },

@@ -60,6 +60,31 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     // Attention.
     mutant("mask_missing", "the first query of a chunk sees all keys", "paged_attention/f32/group_of_three"),
     mutant("groups_swapped", "query head h reads KV head h % kv_heads", "paged_attention/f32/group_of_three"),
+    mutant(
+        "masked_values_multiplied",
+        "values behind the causal mask are multiplied by a weight of 0",
+        "paged_attention/f32/special_masked_values",
+    ),
+    mutant(
+        "masked_keys_multiplied",
+        "NaN of keys behind the causal mask reaches scores",
+        "paged_attention/f32/special_masked_keys",
+    ),
+    mutant(
+        "left_values_multiplied",
+        "values that have left the window are multiplied by a weight of 0",
+        "paged_attention/f32/special_window_values",
+    ),
+    mutant(
+        "left_keys_multiplied",
+        "NaN of keys that have left the window reaches scores",
+        "paged_attention/f32/special_window_keys",
+    ),
+    mutant(
+        "scores_overflow",
+        "exponentials of scores are not shifted by the largest",
+        "paged_attention/f32/special_large_scores",
+    ),
     mutant("softcap_ignored", "scores are not bounded", "paged_attention/f32/softcap"),
     mutant("window_off_by_one", "the window is one key too wide", "paged_attention/f32/window"),
     mutant("chunks_start_over", "every chunk of a prompt is taken for its beginning", "check/ways_chunks"),
@@ -107,6 +132,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "the bias that experts are chosen by is in their weights",
         "moe_route_groups_sum/f32/many_experts",
     ),
+    mutant(
+        "skipped_weight_multiplied",
+        "the weight of a skipped slot is multiplied by 0",
+        "moe_combine/f32/special_rare",
+    ),
+    mutant("zeros_in_order", "logits of minus zero are below zero", "moe_route_softmax/f32/special_zeros"),
+    mutant("region_swallows_nan", "a region writes 0 in place of NaN", "norm_linear/f32/special_nan"),
     mutant("ties_to_the_last", "of equal experts the last is chosen", "moe_route_softmax/f32/many_experts"),
     mutant(
         "skipped_slot_written",
@@ -244,6 +276,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("fills_words", "a fill has a multiple of four bytes", "check/order_copies"),
     mutant("uploads_to_words", "an upload begins at a multiple of four bytes", "check/order_copies"),
     mutant("uploads_late", "uploads come after the calls behind them", "check/order_uploads"),
+    mutant(
+        "freed_calls_forgotten",
+        "what is pending when its call is freed is never done",
+        "check/order_freed",
+    ),
     mutant("waits_ignored", "a stream does not wait for another", "check/order_streams"),
     mutant(
         "events_early",

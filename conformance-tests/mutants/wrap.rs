@@ -479,6 +479,11 @@ impl Run {
         weights.get(&address(weight)).cloned()
     }
 
+    /// A number that no other bound call has meanwhile.
+    pub(crate) fn address(&self) -> usize {
+        (&raw const *self).addr()
+    }
+
     /// How often it ran before.
     pub(crate) fn count(&self) -> u64 {
         self.runs.fetch_add(1, Ordering::Relaxed)
@@ -503,6 +508,14 @@ fn elements(rows: &mut dyn WeightReader) -> Result<Vec<f32>> {
         weight_type.format.decode_row(&rows.rows(row, 1)?, out)?;
     }
     Ok(elements)
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if self.shared.fault.stream == Some(StreamFault::FreedForgotten) {
+            late::forget(self.address());
+        }
+    }
 }
 
 impl BoundCall for Run {

@@ -133,6 +133,17 @@ impl CallCase {
     pub fn new(op: impl Into<Op>, operands: Vec<Option<Operand>>, results: Vec<Expected>) -> Self {
         Self { op: op.into(), operands, results }
     }
+
+    /// The number of elements of all operands and results.
+    pub fn elements(&self) -> usize {
+        let of = |operand: &Operand| match operand {
+            Operand::Tensor(input) => input.tensor.bits.len(),
+            Operand::Weight(weight) => weight.weight_type.elements().unwrap_or(usize::MAX),
+            Operand::WorkList => 0,
+        };
+        let operands = self.operands.iter().flatten().map(of);
+        operands.chain(self.results.iter().map(|result| result.elements.len())).fold(0, usize::saturating_add)
+    }
 }
 
 impl Layout {

@@ -235,6 +235,12 @@ pub const CHECKS: &[Check] = &[
         ordering::streams
     ),
     check!(
+        "order_freed",
+        "what calls have enqueued is done, though they, their plans and their operands are dropped before",
+        CORE,
+        ordering::freed
+    ),
+    check!(
         "order_events",
         "host memory holds what was copied to it before an event, as soon as the event is reached",
         CORE,

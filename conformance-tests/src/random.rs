@@ -27,6 +27,8 @@ pub enum Values {
     Special,
     /// Normal, with infinity and NaN in rare places, so that most rows have at most one.
     Rare,
+    /// Normal, with NaN in rare places and no infinities.
+    Nan,
     /// Zeros of both signs.
     Zeros,
 }
@@ -97,6 +99,10 @@ impl Random {
             Values::Rare => match self.below(150) {
                 0 => f64::INFINITY,
                 1 => f64::NAN,
+                _ => self.normal(),
+            },
+            Values::Nan => match self.below(150) {
+                0 => f64::NAN,
                 _ => self.normal(),
             },
             Values::Zeros => self.pick(&[0.0, -0.0]),

@@ -187,6 +187,14 @@ impl Item {
         case.calls.iter().all(|call| required(call) && takes(subject, profiles, call))
     }
 
+    /// The number of elements of all operands and results; 0 for a check. It measures how simple a case is.
+    pub fn elements(&self) -> usize {
+        match &self.work {
+            Work::Case(case) | Work::Lowered(case) => case.calls.iter().map(CallCase::elements).sum(),
+            Work::Check(_) => 0,
+        }
+    }
+
     /// The case, with the expectations of a device that flushes subnormal operands if this one says that it may.
     fn for_device<'a>(&self, case: &'a Case, subject: &Subject) -> Cow<'a, Case> {
         let flushed = &subject.device().properties().flushed.operands;

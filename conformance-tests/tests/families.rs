@@ -17,6 +17,8 @@ mod faulty_calls;
 mod faulty_experts;
 #[path = "../mutants/faulty_latents.rs"]
 mod faulty_latents;
+#[path = "../mutants/faulty_masks.rs"]
+mod faulty_masks;
 #[path = "../mutants/faulty_process.rs"]
 mod faulty_process;
 #[path = "../mutants/harmless.rs"]

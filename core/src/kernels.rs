@@ -264,7 +264,8 @@ pub trait Plan: Send + Sync + Debug {
     fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>>;
 }
 
-/// A call with its arguments, ready to run. It keeps its plan, buffers and weights alive.
+/// A call with its arguments, ready to run. It keeps its plan, buffers and weights alive. It may be dropped while what it has
+/// enqueued is pending, which runs to its end all the same.
 pub trait BoundCall: Any + Send + Debug {
     /// Enqueues the call. It neither allocates nor waits.
     ///

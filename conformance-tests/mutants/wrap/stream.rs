@@ -55,12 +55,14 @@ pub(crate) enum StreamFault {
     WaitsIgnored,
     /// Work is done late, and events are reached before.
     EventsEarly,
+    /// Work is done late, and never if its call is freed before.
+    FreedForgotten,
 }
 
 impl StreamFault {
     /// Whether calls and copies are done late.
     pub(crate) fn is_late(self) -> bool {
-        matches!(self, Self::Late | Self::WaitsIgnored | Self::EventsEarly)
+        matches!(self, Self::Late | Self::WaitsIgnored | Self::EventsEarly | Self::FreedForgotten)
     }
 }
 
@@ -132,7 +134,7 @@ impl Stream for MutantStream {
             _ if self.is_late() => {
                 let (number, slices) = (self.number, [destination.clone()]);
                 let copy = |stream: &mut dyn Stream| stream.copy(source, destination);
-                late::postponed(number, &mut *self.inner, &slices, copy)
+                late::postponed(number, 0, &mut *self.inner, &slices, copy)
             }
             _ => self.inner.copy(source, destination),
         }

@@ -1,6 +1,7 @@
 //! Cases of `attention_prepare`, `paged_attention` and `attention`.
 
 mod setups;
+mod special;
 
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
@@ -8,7 +9,7 @@ use crate::{
     gate::Gate,
     oracle::{
         Real,
-        attention::{Scoring, Seen, Visibility, attend},
+        attention::{Scoring, Seen, Visibility, attend, is_defined},
         cache,
     },
     random::{Random, Values},
@@ -19,6 +20,7 @@ use dsrun_core::{
     op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
 };
 use setups::{Setup, drawn_setup, random_setups, setups, thresholds};
+use special::{Place, special_setups};
 
 /// The tensors of a step.
 struct Batch {
@@ -102,7 +104,7 @@ fn cache_of(
     batch: &Batch,
     random: &mut Random,
     dtype: DType,
-    size: usize,
+    (place, size): (Place, usize),
     values: Values,
 ) -> Tensor {
     let shape = [batch.pages, setup.kv_heads, setup.block, size];
@@ -119,6 +121,7 @@ fn cache_of(
             }
         }
     }
+    setup.special.change_cache(place, setup, batch, &mut all, size);
     Tensor::floats(dtype, &shape, &all)
 }
 
@@ -126,6 +129,7 @@ pub(super) fn paged(dtype: DType) -> Vec<Case> {
     let mut all = setups();
     all.extend(random_setups(&mut Random::named(&format!("paged_attention/{dtype}"))));
     all.extend(thresholds());
+    all.extend(special_setups());
     let all = all.into_iter().enumerate();
     let one = |(number, setup): (usize, Setup)| {
         let id = format!("paged_attention/{dtype}/{}", setup.label);
@@ -153,11 +157,11 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
     let batch = Batch::new(setup, &mut random);
     let (heads, group) = (setup.query_heads, setup.query_heads / setup.kv_heads);
     let query_type = if setup.wide_query { DType::F32 } else { dtype };
-    // Queries have no large mean: with keys of a large mean, all scores would be very large and nearly equal.
-    let query = random.tensor(query_type, &[batch.tokens, heads * setup.key_size], Values::Uniform);
-    let keys = cache_of(setup, &batch, &mut random, dtype, setup.key_size, Values::HeavyTailed);
-    let cached =
-        (!setup.shared_values).then(|| cache_of(setup, &batch, &mut random, dtype, setup.value_size, values));
+    let query = special::query(&mut random, query_type, setup, &batch);
+    let kinds = [special::keys(&setup.special), setup.special.values(values)];
+    let keys = cache_of(setup, &batch, &mut random, dtype, (Place::Key, setup.key_size), kinds[0]);
+    let cached = (!setup.shared_values)
+        .then(|| cache_of(setup, &batch, &mut random, dtype, (Place::Value, setup.value_size), kinds[1]));
     let stride = if setup.shared_values { setup.key_size } else { setup.value_size };
     let (query_values, key_values) = (query.values(), keys.values());
     let value_values = cached.as_ref().unwrap_or(&keys).values();
@@ -191,11 +195,15 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
             let seen: Vec<Seen<'_>> = keys.map(seen_key).collect();
             let query = &query_values[(row * heads + head) * setup.key_size..][..setup.key_size];
             let (reals, log) = attend(batch.scoring(setup, head), query, &seen, setup.value_size);
+            let scoring = batch.scoring(setup, head);
+            let real = |real| {
+                if is_defined(scoring, query, &seen) { Element::Real(real) } else { Element::Anything }
+            };
             // With sinks the documentation does not define the result of a query that sees no key.
             let unclear = seen.is_empty() && setup.sinks;
-            log_sum_exp[row * heads + head] = if unclear { Element::Anything } else { Element::Real(log) };
-            for (index, real) in reals.into_iter().enumerate() {
-                y[(row * heads + head) * setup.value_size + index] = Element::Real(real);
+            log_sum_exp[row * heads + head] = if unclear { Element::Anything } else { real(log) };
+            for (index, value) in reals.into_iter().enumerate() {
+                y[(row * heads + head) * setup.value_size + index] = real(value);
             }
         }
     }
@@ -238,9 +246,15 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
 }
 
 pub(super) fn unpaged(dtype: DType) -> Vec<Case> {
-    let lengths = |setup: &mut Setup| setup.sequences.iter_mut().for_each(|(new, all)| *all = *new);
+    let lengths = |setup: &mut Setup| {
+        // Special numbers are in tokens of any index.
+        let all_are_new = !setup.special.strewn.is_empty();
+        let length = |(new, all): (usize, usize)| if all_are_new { all } else { new };
+        setup.sequences.iter_mut().for_each(|both| *both = (length(*both), length(*both)));
+    };
     let mut all = setups();
     all.extend(random_setups(&mut Random::named(&format!("attention/{dtype}"))));
+    all.extend(special_setups());
     let mut cases = Vec::new();
     for (number, mut setup) in all.into_iter().enumerate() {
         if setup.mask == AttentionMask::Explicit || setup.wide_query || setup.shared_values {
@@ -278,10 +292,13 @@ pub(super) fn drawn_unpaged(dtype: DType, draw: &mut Draw) -> Case {
 fn unpaged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, values: Values) -> Case {
     let batch = Batch::new(setup, &mut random);
     let (heads, group) = (setup.query_heads, setup.query_heads / setup.kv_heads);
-    let query = random.tensor(dtype, &[batch.tokens, heads * setup.key_size], Values::Uniform);
+    let query = special::query(&mut random, dtype, setup, &batch);
     let (key_width, value_width) = (setup.kv_heads * setup.key_size, setup.kv_heads * setup.value_size);
-    let mut key = random.tensor(dtype, &[batch.tokens, key_width], Values::HeavyTailed);
-    let mut value = random.tensor(dtype, &[batch.tokens, value_width], values);
+    let special = &setup.special;
+    let mut key = random.tensor(dtype, &[batch.tokens, key_width], special::keys(special));
+    let mut value = random.tensor(dtype, &[batch.tokens, value_width], special.values(values));
+    special.change_rows(Place::Key, setup, &batch, &mut key, setup.key_size);
+    special.change_rows(Place::Value, setup, &batch, &mut value, setup.value_size);
     // Rows that belong to no sequence must not be read.
     for row in 0..batch.tokens {
         let of = |(start, (new, _)): (&usize, &(usize, usize))| (*start..start + new).contains(&row);
@@ -316,10 +333,12 @@ fn unpaged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, val
             let keys = (0..*length).filter(|key| visibility.sees(token, *key, |_| false));
             let seen: Vec<Seen<'_>> = keys.map(seen_key).collect();
             let query = &query_values[(row * heads + head) * setup.key_size..][..setup.key_size];
-            let (reals, _): (Vec<Real>, Real) =
-                attend(batch.scoring(setup, head), query, &seen, setup.value_size);
+            let scoring = batch.scoring(setup, head);
+            let (reals, _): (Vec<Real>, Real) = attend(scoring, query, &seen, setup.value_size);
+            let is_defined = is_defined(scoring, query, &seen);
             for (index, real) in reals.into_iter().enumerate() {
-                y[(row * heads + head) * setup.value_size + index] = Element::Real(real);
+                let element = if is_defined { Element::Real(real) } else { Element::Anything };
+                y[(row * heads + head) * setup.value_size + index] = element;
             }
         }
     }

@@ -41,11 +41,22 @@ pub(super) fn head_linear(dtype: DType) -> Vec<Case> {
         let one = move |(label, rows, sizes, layout): &Shape| {
             let id = format!("head_linear_{format}/{dtype}/{label}");
             let random = Random::named(&id);
-            case(dtype, id, random, format, (*rows, *sizes, *layout))
+            case(dtype, id, random, format, (*rows, *sizes, *layout), Values::HeavyTailed)
         };
         SHAPES.iter().map(one)
     };
-    formats(dtype).into_iter().flat_map(of).collect()
+    let kinds = [
+        ("special_rare", Values::Rare),
+        ("special_zeros", Values::Zeros),
+        ("special_subnormals", Values::Subnormal),
+    ];
+    let special = kinds.into_iter().map(|(label, values)| {
+        let format = WeightFormat::Dense(dtype);
+        let id = format!("head_linear_{format}/{dtype}/{label}");
+        let random = Random::named(&id);
+        case(dtype, id, random, format, (21, [3, 40, 17, 8], layout(3, false, None)), values)
+    });
+    formats(dtype).into_iter().flat_map(of).chain(special).collect()
 }
 
 pub(super) fn drawn_head_linear(dtype: DType, draw: &mut Draw) -> Case {
@@ -54,7 +65,8 @@ pub(super) fn drawn_head_linear(dtype: DType, draw: &mut Draw) -> Case {
     let (heads, rest) = (draw.pick(&[2, 1, 3, 8, 16]), draw.pick(&[8, 0, 1, 33, 64]));
     let (inputs, outputs) = (draw.pick(&[32, 1, 7, 64, 128]), draw.pick(&[8, 1, 7, 16, 33, 64]));
     let layout = drawn_layout(draw, rows);
-    case(dtype, draw.id(), draw.values(), format, (rows, [heads, inputs, outputs, rest], layout))
+    let shape = (rows, [heads, inputs, outputs, rest], layout);
+    case(dtype, draw.id(), draw.values(), format, shape, Values::HeavyTailed)
 }
 
 fn case(
@@ -63,17 +75,18 @@ fn case(
     mut random: Random,
     format: WeightFormat,
     (rows, [heads, inputs, outputs, rest], layout): (usize, [usize; 4], Layout),
+    values: Values,
 ) -> Case {
     let inputs = columns_of(format, inputs);
-    let x = random.tensor(dtype, &[rows, heads * (inputs + rest)], Values::HeavyTailed);
+    let x = random.tensor(dtype, &[rows, heads * (inputs + rest)], values);
     let size = 1.0 / (inputs as f64).sqrt();
     let (weight, elements) = random_weight(&mut random, format, [heads * outputs, inputs], size);
     let op = HeadLinear { dtype: random.pick(&[dtype, DType::F32]), heads: heads as u32 };
-    let values = x.values();
+    let elements_of_x = x.values();
     let head = |index: usize| {
         let start = index * (inputs + rest);
         let own = &elements[index % heads * outputs * inputs..][..outputs * inputs];
-        let products = linear::linear(&values[start..][..inputs], own, None, [1, outputs, inputs]);
+        let products = linear::linear(&elements_of_x[start..][..inputs], own, None, [1, outputs, inputs]);
         let copied = x.bits[start + inputs..][..rest].iter().map(|bits| element(dtype, *bits, op.dtype));
         products.into_iter().map(Element::Real).chain(copied).collect::<Vec<_>>()
     };

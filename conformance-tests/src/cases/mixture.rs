@@ -7,7 +7,7 @@ use super::{
     region,
 };
 use crate::{
-    case::{CallCase, Case, Expected, Operand, Weight},
+    case::{CallCase, Case, Expected, Layout, Operand, Weight},
     draw::Draw,
     gate::Gate,
     oracle::{
@@ -96,6 +96,8 @@ struct Variant {
     biased: bool,
     score: RouterScore,
     limit: f32,
+    /// Whether activations are NaN in rare places, and so is a logit.
+    nan: bool,
 }
 
 pub(super) fn mixture(dtype: DType) -> Vec<Case> {
@@ -111,12 +113,20 @@ pub(super) fn mixture(dtype: DType) -> Vec<Case> {
             biased: number / 2 % 2 == 1,
             score: [RouterScore::Softmax, RouterScore::SoftmaxOfSelected][number / 4 % 2],
             limit: if number % 3 == 2 { 0.5 } else { 0.0 },
+            nan: false,
         };
         let id = format!("mixture/{dtype}/{label}");
         let random = Random::named(&id);
         mixture_case(dtype, id, random, (rows, experts, slots, layout), &variant)
     };
-    SHAPES.iter().enumerate().map(case).collect()
+    let special = {
+        let (score, format) = (RouterScore::Softmax, WeightFormat::Dense(dtype));
+        let variant = Variant { format, inputs: 32, hidden: 40, biased: true, score, limit: 0.0, nan: true };
+        let id = format!("mixture/{dtype}/special_nan");
+        let random = Random::named(&id);
+        mixture_case(dtype, id, random, (33, 6, 2, Layout::default()), &variant)
+    };
+    SHAPES.iter().enumerate().map(case).chain([special]).collect()
 }
 
 pub(super) fn drawn_mixture(dtype: DType, draw: &mut Draw) -> Case {
@@ -127,6 +137,7 @@ pub(super) fn drawn_mixture(dtype: DType, draw: &mut Draw) -> Case {
         biased: draw.sometimes(),
         score: draw.pick(&[RouterScore::Softmax, RouterScore::SoftmaxOfSelected]),
         limit: draw.pick(&[0.0, 0.5]),
+        nan: false,
     };
     let shape = drawn_shape(draw);
     mixture_case(dtype, draw.id(), draw.values(), shape, &variant)
@@ -136,7 +147,7 @@ fn mixture_case(
     dtype: DType,
     id: String,
     mut random: Random,
-    (rows, experts, slots, layout): (usize, usize, usize, crate::case::Layout),
+    (rows, experts, slots, layout): (usize, usize, usize, Layout),
     variant: &Variant,
 ) -> Case {
     let route = MoeRoute {
@@ -154,8 +165,12 @@ fn mixture_case(
     let activation =
         GatedActivation { function, layout: GateLayout::Separate, limit: variant.limit, up_offset: 0.0 };
     let [inputs, hidden] = [variant.inputs, variant.hidden].map(|size| columns_of(variant.format, size));
-    let logits = random.scaled(DType::F32, &[rows, experts], Values::Uniform, 4.0);
-    let x = random.tensor(dtype, &[rows, inputs], Values::Uniform);
+    let mut logits = random.scaled(DType::F32, &[rows, experts], Values::Uniform, 4.0);
+    if variant.nan {
+        logits.bits[experts + 1] = f32::NAN.to_bits();
+    }
+    let values = if variant.nan { Values::Nan } else { Values::Uniform };
+    let x = random.tensor(dtype, &[rows, inputs], values);
     let mut layer = |outputs: usize, inputs: usize| {
         let kind = (variant.format, dtype, variant.biased);
         Layer::random(&mut random, kind, [experts, outputs, inputs])

@@ -117,15 +117,43 @@ const MARGIN: f64 = 1e-4;
 pub(super) fn route(dtype: DType) -> Vec<Case> {
     let case = |router: &Router, (label, rows, experts, slots, layout): &Shape| {
         let id = format!("moe_route_{}/{dtype}/{label}", router.name);
-        route_case(dtype, id.clone(), Random::named(&id), *router, (*rows, *experts, *slots, *layout))
+        let shape = (*rows, *experts, *slots, *layout);
+        route_case(dtype, id.clone(), Random::named(&id), *router, shape, Logits::Usual)
     };
-    ROUTERS.iter().flat_map(|router| SHAPES.iter().map(move |shape| case(router, shape))).collect()
+    // What wins ties and what is near 0 is exact only where experts are chosen by their logits.
+    let by_logit = |router: &&Router| ["softmax", "selected", "sigmoid"].contains(&router.name);
+    let special = |router: &Router, (label, logits): (&str, Logits)| {
+        let id = format!("moe_route_{}/{dtype}/{label}", router.name);
+        route_case(dtype, id.clone(), Random::named(&id), *router, (19, 24, 4, PLAIN), logits)
+    };
+    let kinds = [
+        ("special_zeros", Logits::Of(Values::Zeros)),
+        ("special_subnormals", Logits::Of(Values::Subnormal)),
+        ("special_vectors", Logits::UnderSpecialVectors),
+    ];
+    let special = ROUTERS
+        .iter()
+        .filter(by_logit)
+        .flat_map(|router| kinds.into_iter().map(move |kind| special(router, kind)));
+    let usual = ROUTERS.iter().flat_map(|router| SHAPES.iter().map(move |shape| case(router, shape)));
+    usual.chain(special).collect()
+}
+
+/// The logits of a router's case, and the vectors beside them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Logits {
+    /// Normal ones, with ties, and rows in which no choice is sound.
+    Usual,
+    /// All of a distribution.
+    Of(Values),
+    /// Normal ones, beside a bias that is minus infinity for some experts, and factors of 0, infinity and NaN.
+    UnderSpecialVectors,
 }
 
 pub(super) fn drawn_route(dtype: DType, draw: &mut Draw) -> Case {
     let router = draw.pick(ROUTERS);
     let shape = drawn_shape(draw);
-    route_case(dtype, draw.id(), draw.values(), router, shape)
+    route_case(dtype, draw.id(), draw.values(), router, shape, Logits::Usual)
 }
 
 fn route_case(
@@ -134,6 +162,7 @@ fn route_case(
     mut random: Random,
     router: Router,
     (rows, experts, slots, layout): (usize, usize, usize, Layout),
+    kind: Logits,
 ) -> Case {
     let grouped = experts.is_multiple_of(router.groups as usize) && 2 * slots <= experts;
     let groups = if grouped { router.groups } else { 1 };
@@ -151,9 +180,19 @@ fn route_case(
     let vector = |random: &mut Random, there: bool| {
         there.then(|| random.tensor(DType::F32, &[experts], Values::Uniform))
     };
-    let bias = vector(&mut random, router.bias);
+    let mut bias = vector(&mut random, router.bias);
     let selection_bias = vector(&mut random, router.selection_bias);
-    let expert_scale = vector(&mut random, router.expert_scale);
+    let mut expert_scale = vector(&mut random, router.expert_scale);
+    if kind == Logits::UnderSpecialVectors {
+        let infinity = f32::INFINITY.to_bits();
+        // Experts that can never be chosen.
+        bias.iter_mut()
+            .for_each(|bias| bias.bits.iter_mut().step_by(3).for_each(|bits| *bits = infinity | 1 << 31));
+        if let Some(scale) = &mut expert_scale {
+            let all = [0, infinity, f32::NAN.to_bits(), infinity | 1 << 31];
+            scale.bits.iter_mut().step_by(4).zip(all).for_each(|(bits, special)| *bits = special);
+        }
+    }
     let [biases, selection_biases, scales] =
         [&bias, &selection_bias, &expert_scale].map(|vector| vector.as_ref().map(Tensor::values));
     let vectors = RouterVectors {
@@ -169,8 +208,13 @@ fn route_case(
     for row in 0..rows {
         let own = ids.as_ref().map(|ids| &ids[row * slots..][..slots]);
         let (values, routed) = loop {
-            let mut values = random.scaled(dtype, &[experts], Values::Uniform, 6.0).values();
+            let mut values = match kind {
+                Logits::Of(kind) => random.tensor(dtype, &[experts], kind),
+                _ => random.scaled(dtype, &[experts], Values::Uniform, 6.0),
+            }
+            .values();
             match row % 5 {
+                _ if kind != Logits::Usual => {}
                 // Half of the experts tie with the other half.
                 1 if ties => {
                     (0..experts / 2).for_each(|expert| values[experts - 1 - expert] = values[expert])
@@ -269,6 +313,19 @@ fn of_shapes(name: &str, dtype: DType, case: impl Fn(String, Random, Assignments
     SHAPES.iter().map(of).collect()
 }
 
+/// Cases of special values: their labels and distributions. With few NaN, the rows of an expert beside that with NaN are right.
+const SPECIAL: &[(&str, Values)] = &[
+    ("special_rare", Values::Rare),
+    ("special_zeros", Values::Zeros),
+    ("special_subnormals", Values::Subnormal),
+];
+
+fn special_assignments(id: &str) -> (Random, Assignments) {
+    let mut random = Random::named(id);
+    let assignments = Assignments::new(&mut random, (41, 6, 2, layout(5, false, None)));
+    (random, assignments)
+}
+
 fn drawn_assignments(draw: &mut Draw) -> (Random, Assignments) {
     let shape = drawn_shape(draw);
     let mut random = draw.values();
@@ -309,6 +366,7 @@ struct Experts {
     per_slot: bool,
     bias: bool,
     tables: bool,
+    values: Values,
 }
 
 pub(super) fn grouped_linear(dtype: DType) -> Vec<Case> {
@@ -322,11 +380,26 @@ pub(super) fn grouped_linear(dtype: DType) -> Vec<Case> {
                 id,
                 random,
                 &assignments,
-                &Experts { format, inputs, outputs, per_slot, bias, tables },
+                &Experts { format, inputs, outputs, per_slot, bias, tables, values: Values::HeavyTailed },
             )
         })
     };
-    formats(dtype).into_iter().flat_map(of).collect()
+    let special = SPECIAL.iter().map(|(label, values)| {
+        let format = WeightFormat::Dense(dtype);
+        let id = format!("grouped_linear_{format}/{dtype}/{label}");
+        let (random, assignments) = special_assignments(&id);
+        let experts = Experts {
+            format,
+            inputs: 64,
+            outputs: 19,
+            per_slot: *values == Values::Rare,
+            bias: true,
+            tables: *values != Values::Zeros,
+            values: *values,
+        };
+        grouped_case(dtype, id, random, &assignments, &experts)
+    });
+    formats(dtype).into_iter().flat_map(of).chain(special).collect()
 }
 
 pub(super) fn drawn_grouped_linear(dtype: DType, draw: &mut Draw) -> Case {
@@ -337,6 +410,7 @@ pub(super) fn drawn_grouped_linear(dtype: DType, draw: &mut Draw) -> Case {
         per_slot: draw.sometimes(),
         bias: draw.sometimes(),
         tables: draw.sometimes(),
+        values: Values::HeavyTailed,
     };
     let (random, assignments) = drawn_assignments(draw);
     grouped_case(dtype, draw.id(), random, &assignments, &experts)
@@ -352,7 +426,7 @@ fn grouped_case(
     let Assignments { rows, slots, layout, experts: [count, first_expert], ref table } = *assignments;
     let (inputs, outputs) = (columns_of(experts.format, experts.inputs), experts.outputs);
     let width = if experts.per_slot { slots * inputs } else { inputs };
-    let x = random.tensor(dtype, &[rows, width], Values::HeavyTailed);
+    let x = random.tensor(dtype, &[rows, width], experts.values);
     let all = count as usize * outputs;
     let size = 1.0 / (inputs as f64).sqrt();
     let (weight, elements) = random_weight(&mut random, experts.format, [all, inputs], size);
@@ -384,16 +458,22 @@ fn grouped_case(
 }
 
 pub(super) fn combine(dtype: DType) -> Vec<Case> {
-    of_shapes("moe_combine", dtype, |id, mut random, assignments| {
+    let usual = of_shapes("moe_combine", dtype, |id, mut random, assignments| {
         let features = random.pick(&[1, 16, 33, 257]);
-        combine_case(dtype, id, random, &assignments, features)
-    })
+        combine_case(dtype, id, random, &assignments, features, Values::HeavyTailed)
+    });
+    let special = SPECIAL.iter().map(|(label, values)| {
+        let id = format!("moe_combine/{dtype}/{label}");
+        let (random, assignments) = special_assignments(&id);
+        combine_case(dtype, id, random, &assignments, 45, *values)
+    });
+    usual.into_iter().chain(special).collect()
 }
 
 pub(super) fn drawn_combine(dtype: DType, draw: &mut Draw) -> Case {
     let features = draw.pick(&[32, 1, 7, 64, 129, 1023]);
     let (random, assignments) = drawn_assignments(draw);
-    combine_case(dtype, draw.id(), random, &assignments, features)
+    combine_case(dtype, draw.id(), random, &assignments, features, Values::HeavyTailed)
 }
 
 fn combine_case(
@@ -402,10 +482,15 @@ fn combine_case(
     mut random: Random,
     assignments: &Assignments,
     features: usize,
+    values: Values,
 ) -> Case {
     let Assignments { rows, slots, layout, experts: [count, first_expert], ref table } = *assignments;
-    let mut x = random.tensor(dtype, &[rows, slots * features], Values::HeavyTailed);
-    let weights = random.tensor(DType::F32, &[rows, slots], Values::Uniform);
+    let mut x = random.tensor(dtype, &[rows, slots * features], values);
+    let mut weights = random.tensor(DType::F32, &[rows, slots], Values::Uniform);
+    if values == Values::Rare {
+        // A router that goes wrong gives all slots of a token the weight NaN.
+        weights.bits[..slots].fill(f32::NAN.to_bits());
+    }
     let (values, factors) = (x.values(), weights.values());
     let row = |row: usize| {
         let [own, first] = [slots, slots * features].map(|width| row * width);
@@ -413,11 +498,12 @@ fn combine_case(
         moe::combine(x, &factors[own..][..slots], &table[own..][..slots], assignments.experts)
     };
     let expected = Expected::reals((0..rows).flat_map(row)).laid(other(layout, 5), features);
-    // What a skipped slot holds must not show: here it is all ones, which is NaN.
+    // What a skipped slot holds must not show: here it is all ones, which is NaN. Its weight may be anything, too.
     let owned = i64::from(first_expert)..i64::from(first_expert) + i64::from(count);
-    for (slot, expert) in x.bits.chunks_mut(features).zip(table) {
+    for ((slot, weight), expert) in x.bits.chunks_mut(features).zip(&mut weights.bits).zip(table) {
         if !owned.contains(&i64::from(*expert)) {
             slot.fill(u32::MAX >> (32 - 8 * dtype.bytes()));
+            *weight = f32::NAN.to_bits();
         }
     }
     let operands =

@@ -103,6 +103,16 @@ pub(super) fn special_planes(op: &str, dtype: DType, features: impl Fn(usize) ->
     kinds.into_iter().enumerate().map(one).collect()
 }
 
+/// The planes of the fixed list for a region, and one with NaN in rare places, which must reach the results of its rows and no
+/// other, as it does in the body. Infinity is left to the primitives: what follows from it depends on roundings inside.
+pub(super) fn region_planes(op: &str, dtype: DType, features: impl Fn(usize) -> usize) -> Vec<Plane> {
+    let id = format!("{op}/{dtype}/special_nan");
+    let (random, layout, values) = (Random::named(&id), strided(8, 1), Values::Nan);
+    // The attributes of this number are dense weights with a bias.
+    let special = Plane { id, rows: 23, features: features(37), layout, values, random, number: 9 };
+    planes(op, dtype, &Values::USUAL, features).into_iter().chain([special]).collect()
+}
+
 /// Planes just over sizes at which kernels change: 16 and 32 bits of an index, the threads of a block, the blocks of a grid. They
 /// are narrow, and so cheap.
 const THRESHOLDS: &[(&str, usize, usize)] = &[

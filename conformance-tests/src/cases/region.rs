@@ -3,7 +3,7 @@
 use super::{
     linear::random_weight,
     norm::Head,
-    plane::{Plane, ROWS, drawn, drawn_layout, planes},
+    plane::{Plane, ROWS, drawn, drawn_layout, region_planes},
 };
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand, Weight},
@@ -32,7 +32,7 @@ pub(super) fn op(region: dsrun_core::Result<Region>) -> Op {
 }
 
 pub(super) fn add_rms_norm(dtype: DType) -> Vec<Case> {
-    let planes = planes("add_rms_norm", dtype, &Values::USUAL, |features| features);
+    let planes = region_planes("add_rms_norm", dtype, |features| features);
     planes.into_iter().map(|plane| add_rms_norm_case(dtype, plane)).collect()
 }
 
@@ -175,7 +175,7 @@ const NORM_LINEARS: [(&str, bool); 2] = [("norm_linear", false), ("norm_linear_o
 
 pub(super) fn norm_linear(dtype: DType) -> Vec<Case> {
     let of = |(name, layer_norm): (&str, bool)| {
-        let planes = planes(name, dtype, &Values::USUAL, blocks).into_iter().map(|plane| (plane, None));
+        let planes = region_planes(name, dtype, blocks).into_iter().map(|plane| (plane, None));
         planes
             .chain(batches(name, dtype))
             .map(move |(plane, kind)| norm_linear_case(dtype, layer_norm, plane, kind))
@@ -205,7 +205,7 @@ fn norm_linear_case(dtype: DType, layer_norm: bool, plane: Plane, kind: Option<K
 }
 
 pub(super) fn linear_add(dtype: DType) -> Vec<Case> {
-    let planes = planes("linear_add", dtype, &Values::USUAL, blocks);
+    let planes = region_planes("linear_add", dtype, blocks);
     let planes = planes.into_iter().map(|plane| (plane, None)).chain(batches("linear_add", dtype));
     planes.map(|(plane, kind)| linear_add_case(dtype, plane, kind)).collect()
 }
@@ -241,7 +241,7 @@ const GATES: [Option<GateLayout>; 3] = [None, Some(GateLayout::Concatenated), So
 pub(super) fn mlp_input(dtype: DType) -> Vec<Case> {
     let of = |gate: Option<GateLayout>| {
         let name = gate.map_or("mlp_input_plain".into(), |layout| format!("mlp_input_{}", layout.name()));
-        let planes = planes(&name, dtype, &Values::USUAL, blocks).into_iter().map(|plane| (plane, None));
+        let planes = region_planes(&name, dtype, blocks).into_iter().map(|plane| (plane, None));
         planes.chain(batches(&name, dtype)).map(move |(plane, kind)| mlp_input_case(dtype, gate, plane, kind))
     };
     GATES.into_iter().flat_map(of).collect()

@@ -104,6 +104,35 @@ pub(super) fn events(subject: &Subject) -> Outcome {
     Ok(())
 }
 
+/// Calls, their plans, weights and operands are dropped as soon as they are enqueued; the last result is that of calls that stay.
+pub(super) fn freed(subject: &Subject) -> Outcome {
+    let mut bench = Bench::new(subject.device())?;
+    let dtype = floats(&*bench.device)[0];
+    let mut random = Random::named("order/freed");
+    let (weight, _) = random_weight(&mut random, WeightFormat::Dense(dtype), [SIZE, SIZE], 0.03);
+    for round in 0..ROUNDS / 2 {
+        let values = random.tensor(dtype, &[ROWS, SIZE], Values::Uniform);
+        let mut product = |stays: bool| {
+            let mut kept = Vec::new();
+            let mut x = bench.put(&values)?;
+            for _ in 0..3 {
+                let operands = [Given::from(&x), bench.pack(&weight)?, Given::Absent];
+                let plan = bench.plan(Linear { dtype }, &operands)?;
+                let bound = bench.bind(&plan, &operands)?;
+                bench.enqueue(&bound)?;
+                x = bound.results[0].clone();
+                if stays {
+                    kept.push((plan, operands, bound));
+                }
+            }
+            bench.get(&x)
+        };
+        let (expected, found) = (product(true)?, product(false)?);
+        same_bits(&format!("round {round}, products whose calls were dropped"), &found, &expected)?;
+    }
+    Ok(())
+}
+
 /// Bytes of the buffers that are copied between.
 const BYTES: usize = 9000;
 const OFFSETS: [usize; 7] = [0, 1, 2, 3, 5, 64, 255];

@@ -39,6 +39,10 @@ pub fn attend(scoring: Scoring, query: &[f64], seen: &[Seen<'_>], value_size: us
         return (vec![Real::default(); value_size], Real::new(f64::NEG_INFINITY, 0.0));
     }
     let mut scores: Vec<(f64, f64)> = seen.iter().map(|seen| score(scoring, query, seen)).collect();
+    // The weight of a score of minus infinity is 0, without an error.
+    for (score, error) in &mut scores {
+        *error = if *score == f64::NEG_INFINITY { 0.0 } else { *error };
+    }
     scores.extend(scoring.sink.map(|sink| (sink, 0.0)));
     let largest = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
     let total: f64 = scores.iter().map(|(score, _)| (score - largest).exp()).sum();
@@ -61,6 +65,20 @@ pub fn attend(scoring: Scoring, query: &[f64], seen: &[Seen<'_>], value_size: us
     let log_sum_exp = largest + total.ln();
     let log_magnitude = mean_error + largest.abs() + log_sum_exp.abs() + 1.0;
     ((0..value_size).map(element).collect(), Real::sum(log_sum_exp, log_magnitude, terms))
+}
+
+/// Whether the softmax of a query's scores is defined: none is plus infinity, and not all are minus infinity. NaN is defined: it
+/// makes all of the result NaN.
+pub fn is_defined(scoring: Scoring, query: &[f64], seen: &[Seen<'_>]) -> bool {
+    let scores = seen.iter().map(|seen| score(scoring, query, seen).0).chain(scoring.sink);
+    let (mut is_empty, mut largest) = (true, f64::NEG_INFINITY);
+    for score in scores {
+        if score.is_nan() {
+            return true;
+        }
+        (is_empty, largest) = (false, largest.max(score));
+    }
+    is_empty || largest.is_finite()
 }
 
 /// A score and its magnitude, in units of f32 roundings of 1.

@@ -1,7 +1,7 @@
 //! Results as a Markdown page for publication: the conditions, a table of ops and element types, and the failures.
 
 use super::{
-    record::Record,
+    record::{Record, failures},
     summary::Summary,
     table::{Cell, LEGEND, Table, heading},
 };
@@ -10,17 +10,27 @@ use super::{
 pub(crate) fn render(summary: &Summary) -> String {
     let verdict = if summary.passed { "Passed" } else { "Failed" };
     let mut page = format!("**{verdict}.** {}.\n\n{}.\n\n", summary.total(), summary.conditions());
+    if let Some(unclaimed) = summary.unclaimed() {
+        page += &format!("{}.\n\n", capitalised(&unclaimed));
+    }
     page += &table(&summary.cases);
     page += &format!("\n{LEGEND} In brackets: the largest error relative to its limit.\n");
-    let failures: Vec<&Record> = summary.cases.iter().filter(|record| record.is_failure()).collect();
+    let failures = failures(&summary.cases);
     if !failures.is_empty() {
         page += "\nFailures:\n\n";
         for record in failures {
-            let message = record.messages.first().map_or("", String::as_str);
-            page += &format!("- `{}` ({}): {}\n", record.id, record.status.name(), escape(message));
+            let shown = record.shown();
+            let message = shown.messages.first().map_or("", String::as_str);
+            page += &format!("- `{}` ({}): {}\n", shown.id, record.status.name(), escape(message));
         }
     }
     page
+}
+
+/// A sentence with a capital letter at its beginning.
+fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 fn table(records: &[Record]) -> String {

@@ -27,8 +27,8 @@ pub(crate) enum Event {
     Ready(Identity),
     /// The backend cannot be opened, for this reason. This is the only event.
     Unusable(String),
-    /// A case begins; `choices` are those of a random case.
-    Begin { id: String, choices: Option<Vec<usize>> },
+    /// A case begins, whose tensors have so many elements; `choices` are those of a random case.
+    Begin { id: String, choices: Option<Vec<usize>>, elements: usize },
     /// A case has ended.
     End(Box<Record>),
     /// The request is complete.

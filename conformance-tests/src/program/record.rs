@@ -59,6 +59,8 @@ pub(crate) struct Record {
     /// The result with the largest ratio of mean squared error to limit.
     pub(crate) mean_square: Option<MeanSquare>,
     pub(crate) seconds: f64,
+    /// The number of elements of all tensors of the case; 0 for a check.
+    pub(crate) elements: usize,
     /// The choices that made a random case.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) choices: Option<Vec<usize>>,
@@ -141,6 +143,7 @@ impl Record {
             worst: None,
             mean_square: None,
             seconds: 0.0,
+            elements: 0,
             choices: None,
             simplest: None,
             waiver: None,
@@ -160,9 +163,15 @@ impl Record {
             worst: worst(&report.verdicts),
             mean_square: mean_square(&report.verdicts),
             seconds,
+            elements: item.elements(),
             choices: item.choices.clone(),
             ..Self::new(&item.id, status, messages)
         }
+    }
+
+    /// The case to look at first: the simplest one that fails in this way.
+    pub(crate) fn shown(&self) -> &Self {
+        self.simplest.as_deref().unwrap_or(self)
     }
 
     /// Whether the record counts as a failure of the backend.
@@ -173,6 +182,20 @@ impl Record {
             Outcome::Fail | Outcome::Crash | Outcome::Timeout => true,
         }
     }
+}
+
+/// The failures among records: ops in the order of the records, and of each op the smallest case first.
+pub(crate) fn failures(records: &[Record]) -> Vec<&Record> {
+    let mut failures: Vec<&Record> = records.iter().filter(|record| record.is_failure()).collect();
+    let mut ops: Vec<&str> = Vec::new();
+    for record in &failures {
+        if !ops.contains(&record.op.as_str()) {
+            ops.push(&record.op);
+        }
+    }
+    let place = |record: &Record| ops.iter().position(|op| *op == record.op);
+    failures.sort_by_key(|record| (place(record), record.shown().elements));
+    failures
 }
 
 fn worst(verdicts: &[(String, Verdict)]) -> Option<WorstElement> {
@@ -207,6 +230,22 @@ mod tests {
             let Number(back) = serde_json::from_str(&text).expect("a number is read");
             assert!(back == value || back.is_nan() && value.is_nan(), "{text}");
         }
+    }
+
+    #[test]
+    fn failures_of_an_op_begin_with_the_smallest() {
+        let of = |id: &str, elements: usize| Record {
+            elements,
+            ..Record::new(id, if elements == 1 { Outcome::Pass } else { Outcome::Fail }, Vec::new())
+        };
+        let drawn = Record {
+            simplest: Some(Box::new(of("add/bf16/property-1@0", 4))),
+            ..of("add/bf16/property-1", 90)
+        };
+        let records =
+            [of("linear/f32/a", 7), of("add/f32/a", 50), of("add/f32/b", 1), of("add/bf16/a", 5), drawn];
+        let ids: Vec<&str> = failures(&records).iter().map(|record| record.id.as_str()).collect();
+        assert_eq!(ids, ["linear/f32/a", "add/bf16/property-1", "add/bf16/a", "add/f32/a"]);
     }
 
     #[test]

@@ -248,11 +248,13 @@ impl Slot<'_> {
             }
         };
         child.send(request)?;
-        let mut current: Option<(String, Option<Vec<usize>>, Instant)> = None;
+        // What is known of the case that runs, and since when it does.
+        let mut current: Option<(Record, Instant)> = None;
         let (status, message) = loop {
             match child.receive(self.plan.timeout)? {
-                Received::Event(Event::Begin { id, choices }) => {
-                    current = Some((id, choices, Instant::now()))
+                Received::Event(Event::Begin { id, choices, elements }) => {
+                    let record = Record::new(&id, Outcome::Crash, Vec::new());
+                    current = Some((Record { choices, elements, ..record }, Instant::now()));
                 }
                 Received::Event(Event::End(record)) => {
                     take(*record);
@@ -277,9 +279,9 @@ impl Slot<'_> {
         let what = if current.is_some() { message } else { format!("between cases: {message}") };
         let messages = [what].into_iter().chain(child.last_lines()).collect();
         self.child = None;
-        let (id, choices, started) = current.unwrap_or_else(|| (name.to_owned(), None, Instant::now()));
-        let seconds = started.elapsed().as_secs_f64();
-        take(Record { choices, seconds, ..Record::new(&id, status, messages) });
+        let (record, started) =
+            current.unwrap_or_else(|| (Record::new(name, status, Vec::new()), Instant::now()));
+        take(Record { status, messages, seconds: started.elapsed().as_secs_f64(), ..record });
         Ok(Finish::Broken)
     }
 

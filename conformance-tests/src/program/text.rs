@@ -1,7 +1,7 @@
 //! Results for the terminal: a table of ops and element types, then every failure.
 
 use super::{
-    record::{Outcome, Record},
+    record::{Outcome, Record, failures},
     summary::Summary,
     table::{Cell, LEGEND, Table, heading},
 };
@@ -34,7 +34,7 @@ pub(crate) fn render(summary: &Summary, style: Style) -> String {
     let style = Style { width: style.width.max(NARROWEST), ..style };
     let mut text = String::new();
     table(&mut text, &summary.cases, style);
-    let failures: Vec<&Record> = summary.cases.iter().filter(|record| record.is_failure()).collect();
+    let failures = failures(&summary.cases);
     for record in failures.iter().take(SHOWN) {
         failure(&mut text, record, style);
     }
@@ -124,11 +124,12 @@ fn failure(text: &mut String, record: &Record, style: Style) {
     if record.status == Outcome::Unsupported {
         wrap(text, "the profile requires this op, and the backend does not support it", "  ", style.width);
     }
-    messages(text, record, style);
     if let Some(simplest) = &record.simplest {
         wrap(text, &format!("the simplest case that fails in this way: {}", simplest.id), "  ", style.width);
         messages(text, simplest, style);
+        wrap(text, &format!("the random case {}:", record.id), "  ", style.width);
     }
+    messages(text, record, style);
     // Commands are not wrapped, so that they can be copied.
     line(text, &format!("  replay: {}", record.replay));
 }

@@ -59,7 +59,8 @@ pub(crate) fn run(arguments: &Worker, linked: &[Arc<dyn Backend>]) -> Result<()>
             },
         };
         for item in items {
-            send(&Event::Begin { id: item.id.clone(), choices: item.choices.clone() })?;
+            let (id, choices) = (item.id.clone(), item.choices.clone());
+            send(&Event::Begin { id, choices, elements: item.elements() })?;
             let required = item.is_required(&subject, &profiles);
             let started = Instant::now();
             let report = item.run(&subject);

@@ -86,7 +86,7 @@ attributes! {
     /// | `key_cache` | float `[P, kv_heads, B, D]` | this step's keys are already in it |
     /// | `value_cache` | as `key_cache`, `[P, kv_heads, B, D']` | absent if `value_size` is not 0 |
     /// | `query_start`, `query_length`, `kv_length` | i32 `[S]` | |
-    /// | `block_table` | i32 `[S, N]` | -1 after the last page |
+    /// | `block_table` | i32 `[S, N]` | -1 after the last page, and for a page that is not there: its keys are attended to by none |
     /// | `work` | i32 `[words]` | the result of [`AttentionPrepare`] |
     /// | `alibi` | f32 `[query_heads]`, optional | slopes |
     /// | `sinks` | f32 `[query_heads]`, optional | one more score in each softmax, without a value |
@@ -97,8 +97,10 @@ attributes! {
     /// With `value_size = n > 0` there is one cache: the value of a key is its first `n` elements, and `D' = n`. Only `llm-mla-1`
     /// requires that.
     ///
-    /// With `window = w > 0` a query attends to no key at `i <= p - w`. For a query that attends to no key `y` is zero, and
-    /// `log_sum_exp` is its sink or minus infinity. Scores and sums are computed in f32 or better; softmax weights may be
+    /// With `window = w > 0` a query attends to no key at `i <= p - w`; pages that the windows of all queries have left may be -1.
+    /// For a query that attends to no key `y` is zero, and `log_sum_exp` is its sink or minus infinity. What keys and values hold
+    /// that a query does not attend to reaches no result of it, NaN and infinity included. Results are undefined if a score is
+    /// plus infinity, or if all are minus infinity. Scores and sums are computed in f32 or better; softmax weights may be
     /// rounded to the element type of the cache before they multiply values (one inner rounding); the result is rounded once.
     PagedAttention {
         /// The number of heads of `query`, a multiple of `kv_heads`.

@@ -1,5 +1,6 @@
 //! Steps for the attention ops: edge cases and random ones.
 
+use super::special::Special;
 use crate::{case::Layout, cases::plane::drawn_layout, draw::Draw, random::Random};
 use dsrun_core::op::AttentionMask;
 
@@ -28,10 +29,12 @@ pub(super) struct Setup {
     pub(super) shared_values: bool,
     /// Whether the query, and with it the result, is f32 even if the cache is not.
     pub(super) wide_query: bool,
+    /// The numbers out of the ordinary among the operands.
+    pub(super) special: Special,
 }
 
 impl Setup {
-    fn new(
+    pub(super) fn new(
         label: &'static str,
         sequences: &[(usize, usize)],
         [query_heads, kv_heads, size]: [usize; 3],
@@ -54,6 +57,7 @@ impl Setup {
             real_sequences: None,
             shared_values: false,
             wide_query: false,
+            special: Special::default(),
         }
     }
 }

@@ -318,7 +318,8 @@ pub struct dsr_op_api {
     /// Enqueues a bound call. It neither allocates nor waits.
     pub enqueue:
         Option<unsafe extern "C" fn(call: *mut dsr_call, stream: *mut dsr_stream) -> *mut dsr_status>,
-    /// Frees a bound call.
+    /// Frees a bound call. What it has enqueued may still be pending, and runs to its end all the same; so it does when its plan
+    /// is freed after it. Buffers and weights wait for that by themselves.
     pub call_free: Option<unsafe extern "C" fn(call: *mut dsr_call)>,
     /// Enqueues a copy of the packed bytes of a weight to a range as long as its layout, in device or pinned memory. May be NULL
     /// if no layout is DSR_PACKED_RELOCATABLE.
