@@ -16,8 +16,8 @@ pub struct GroupId(pub [u8; 128]);
 pub trait Collective: Send + Sync {
     /// Makes the id of a new group, in a process that at least one of its ranks runs in.
     ///
-    /// `host` is the address at which the processes of the other ranks reach this one, or `None` if all ranks run in this process.
-    /// A collective library that finds its own way between processes need not use it.
+    /// `host` is the address at which the processes of the other ranks reach this one, or `None` if all ranks run in this
+    /// process. A collective library that connects processes by itself need not use it.
     ///
     /// # Errors
     /// If the collective library fails, or nothing can listen at `host`.

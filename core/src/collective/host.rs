@@ -28,8 +28,8 @@ use tcp::TcpRank;
 /// The time a collective waits for the other ranks, unless set otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many times longer a rank waits for a message than for a collective. Ranks reach a collective at about the same time, but send a
-/// message when they have computed what is in it.
+/// The factor by which a rank waits longer for a message than for a collective: ranks reach a collective at about the same time,
+/// but send a message only when its contents have been computed.
 const MESSAGE_PATIENCE: u32 = 10;
 
 /// Collectives over the threads of this process, or over processes that are connected by TCP.
@@ -44,7 +44,7 @@ impl Collective for HostCollective {
         if let Some(host) = host {
             return tcp::group_id(host);
         }
-        // The first byte tells the ids of threads from those of processes.
+        // The first byte distinguishes the ids of thread groups from those of process groups.
         let mut id = [0; 128];
         id[1..9].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
         Ok(GroupId(id))

@@ -33,12 +33,12 @@ impl Group {
 #[derive(Debug, Default)]
 struct State {
     joined: Vec<bool>,
-    /// The number of completed exchanges. A rank may begin one only when all ranks have left the previous one.
+    /// The number of completed exchanges. A rank may start one only after all ranks have left the previous one.
     round: u64,
     deposits: Vec<Option<Deposit>>,
     /// The number of ranks that have left the exchange.
     left: usize,
-    /// Messages on their way, by sender and receiver.
+    /// Messages not received yet, by sender and receiver.
     messages: HashMap<(usize, usize), VecDeque<Arc<[u8]>>>,
 }
 

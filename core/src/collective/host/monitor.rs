@@ -52,7 +52,7 @@ impl<S> Monitor<S> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the waits that the change of the state makes ready.
+    /// Wakes the waiting threads, so that they check the changed state.
     pub(super) fn notify(&self) {
         self.changed.notify_all();
     }
@@ -60,7 +60,7 @@ impl<S> Monitor<S> {
     /// Waits until `ready` returns a value, the state fails, or the wait times out, which makes it fail.
     ///
     /// # Errors
-    /// The failure of the state, that of `ready`, or [`Code::Timeout`] with the names of what waits and of what is missing.
+    /// The failure of the state, that of `ready`, or [`Code::Timeout`], which names the waiting party and what is missing.
     pub(super) fn wait<'a, T>(
         &'a self,
         mut state: MutexGuard<'a, Fallible<S>>,
@@ -93,7 +93,7 @@ impl<S> Monitor<S> {
         }
     }
 
-    /// As [`Self::wait`], for a value that is taken out of the state.
+    /// Same as [`Self::wait`], for a value that is moved out of the state.
     pub(super) fn take<T>(
         &self,
         timeout: Duration,

@@ -4,7 +4,7 @@
 //! therefore never waits for a peer that is writing itself. Every collective is one or two exchanges: each rank sends a frame,
 //! labelled with the collective it runs, to every other rank, and waits for theirs.
 //!
-//! A rank says every second that it is alive, so that one that stops is told from one that has nothing to send.
+//! Every rank sends a keep-alive frame once per second, so that a rank that has stopped can be distinguished from an idle one.
 
 mod frame;
 mod rendezvous;
@@ -31,16 +31,16 @@ use std::{
 /// An all-reduce of more bytes is a reduce-scatter and an all-gather, which send less if there are more than two ranks.
 const WHOLE_BYTES: usize = 32 << 10;
 
-/// The time between two signs of life.
+/// The time between two keep-alive frames.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The time after which a rank that sends nothing, not even a sign of life, counts as ended.
+/// The time after which a rank that sends nothing, not even a keep-alive frame, counts as failed.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// A member of a group that is connected by TCP: a rank, or a process.
 #[derive(Debug)]
 pub struct TcpRank {
-    /// The word for a member in messages.
+    /// What messages call a member.
     noun: &'static str,
     rank: usize,
     timeout: Duration,
@@ -63,13 +63,13 @@ struct Peer {
 struct Inbox {
     exchanged: VecDeque<Frame>,
     messages: VecDeque<Frame>,
-    /// Why nothing more comes.
+    /// Why no more frames can arrive, once that is so.
     end: Option<String>,
 }
 
 impl Inbox {
     /// # Errors
-    /// If the frame that is waited for has not come and never will, because the sender has ended.
+    /// If the awaited frame has not arrived and never will, because the sender has ended.
     fn check(&self, missing: bool) -> Result<()> {
         match &self.end {
             Some(end) if missing => Err(Error::new(Code::Communication, end.clone())),
@@ -88,7 +88,7 @@ impl TcpRank {
     }
 
     /// Joins the processes that meet at `meeting`, a host and a port, as number `rank` of `ranks`, and waits until all have
-    /// joined. Number 0 listens there. `noun` is the word for a member in messages.
+    /// joined. Number 0 listens there. `noun` names a member in messages.
     ///
     /// The others may start before number 0.
     ///
@@ -153,7 +153,7 @@ impl TcpRank {
         let Some(connection) = &self.peers[peer] else { return Ok(()) };
         let sent = connection.write(self.timeout, kind, label, bytes);
         sent.map_err(|error| {
-            // A peer that ended has said why, or its reader knows.
+            // If the peer ended, its abort frame or its reader gives the reason.
             let state = self.inboxes.lock();
             let known = state.failure().cloned();
             let unsent = || match error.kind() {
@@ -191,7 +191,7 @@ impl TcpRank {
         let all = |inboxes: &mut Vec<Inbox>| {
             for (peer, _) in self.others() {
                 inboxes[peer].check(inboxes[peer].exchanged.is_empty())?;
-                // A rank that runs another collective may never run this one.
+                // A peer that runs another collective may never run this one, so do not wait for it.
                 if let Some(other) = inboxes[peer].exchanged.front().filter(|other| other.label != label) {
                     let (noun, rank, other) = (self.noun, self.rank, &other.label);
                     let message = format!("{noun} {rank} runs {label}, but {noun} {peer} runs {other}");
@@ -214,7 +214,7 @@ impl TcpRank {
     /// The bytes of every member, in the order of their numbers; their lengths may differ. `label` names them in messages.
     ///
     /// # Errors
-    /// If not all have given theirs within `timeout`, a member has ended, or the group was aborted.
+    /// If not all have sent theirs within `timeout`, a member has ended, or the group was aborted.
     pub fn gather_within(&self, timeout: Duration, label: &str, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
         self.exchange_within(timeout, label, bytes, |_| bytes)
     }
@@ -222,13 +222,13 @@ impl TcpRank {
     /// Sends bytes to another member without waiting for it.
     ///
     /// # Errors
-    /// If the member has ended, or takes nothing for a minute, or the group was aborted.
+    /// If the member has ended, or receives nothing for a minute, or the group was aborted.
     pub fn send_message(&self, bytes: &[u8], peer: usize) -> Result<()> {
         self.status()?;
         self.write(peer, Kind::Message, "a message", bytes)
     }
 
-    /// Receives the next message of another member, however long it is.
+    /// Receives the next message of another member, of any length.
     ///
     /// # Errors
     /// If none comes within `timeout`, the member has ended, or the group was aborted.
@@ -361,11 +361,11 @@ fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandl
     })
 }
 
-/// Sends signs of life to all peers until the group has failed or ended.
+/// Sends keep-alive frames to all peers until the group has failed or ended.
 fn stay_alive(peers: &[Option<Peer>], inboxes: &Monitor<Vec<Inbox>>) {
     while !inboxes.fails_within(ALIVE_INTERVAL) {
         for peer in peers.iter().flatten() {
-            // A connection that is being written to shows life by that.
+            // A connection that is being written to needs no keep-alive frame.
             if let Ok(writer) = peer.writer.try_lock() {
                 // A peer that has ended is noticed by its reader.
                 let _ = send_frame(writer, ALIVE_INTERVAL, Kind::Alive, "", &[]);
@@ -399,7 +399,7 @@ impl Peer {
         send_frame(writer, timeout, kind, label, bytes)
     }
 
-    /// Tells the peer why this rank aborts. If the connection is busy, it is cut.
+    /// Tells the peer why this rank aborts. If the connection is busy, it is shut down instead.
     fn abort(&self, reason: &str) {
         let told = match self.writer.try_lock() {
             Ok(writer) => send_frame(writer, Duration::from_secs(1), Kind::Abort, reason, &[]).is_ok(),

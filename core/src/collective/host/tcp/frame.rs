@@ -1,11 +1,11 @@
-//! What ranks send each other: a kind, a label and bytes.
+//! The frames that ranks send each other: a kind, a label and bytes.
 
 use std::{
     io::{Error, ErrorKind, IoSlice, Read, Result, Write},
     sync::Arc,
 };
 
-/// The longest label, in bytes. That of an abort is cut.
+/// The maximum length of a label in bytes. The label of an abort is truncated to it.
 const LABEL_BYTES: usize = 4096;
 
 /// The purpose of a frame.
@@ -17,7 +17,7 @@ pub(super) enum Kind {
     Message = 1,
     /// The end of the group; the label is the reason.
     Abort = 2,
-    /// A sign of life.
+    /// A keep-alive frame.
     Alive = 3,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn write(out: &mut impl Write, kind: Kind, label: &str, bytes: &[u8])
     head.extend_from_slice(&(label.len() as u32).to_le_bytes());
     head.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
     head.extend_from_slice(label.as_bytes());
-    // Together, so that a small frame is one packet.
+    // In one write, so that a small frame is one packet.
     let mut sent = out.write_vectored(&[IoSlice::new(&head), IoSlice::new(bytes)])?;
     if sent < head.len() {
         out.write_all(&head[sent..])?;
@@ -44,7 +44,7 @@ pub(super) fn write(out: &mut impl Write, kind: Kind, label: &str, bytes: &[u8])
 }
 
 /// # Errors
-/// [`ErrorKind::UnexpectedEof`] if the connection has ended, [`ErrorKind::InvalidData`] if what comes is no frame.
+/// [`ErrorKind::UnexpectedEof`] if the connection has ended, [`ErrorKind::InvalidData`] if the bytes are not a frame.
 pub(super) fn read(incoming: &mut impl Read) -> Result<(Kind, Frame)> {
     let mut head = [0; 13];
     incoming.read_exact(&mut head)?;
@@ -67,7 +67,7 @@ pub(super) fn read(incoming: &mut impl Read) -> Result<(Kind, Frame)> {
     Ok((kind, Frame { label, bytes: bytes.into() }))
 }
 
-/// Reads `length` bytes. Memory is taken as they come, so that a wrong length takes none.
+/// Reads `length` bytes. Memory is allocated as they arrive, so that a wrong length allocates none.
 fn read_bytes(incoming: &mut impl Read, length: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(length.min(1 << 20) as usize);
     incoming.take(length).read_to_end(&mut bytes)?;

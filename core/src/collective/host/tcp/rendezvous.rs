@@ -1,8 +1,8 @@
 //! How the ranks of a group find and connect to each other.
 //!
-//! The process that makes the id of a group listens at the address in it. Each rank connects there and says where it listens
-//! itself; once all have, each gets the addresses of all. Then each rank connects to those below it. Connections that do not
-//! know the group's secret are dropped.
+//! The process that makes the id of a group listens at the address in it. Each rank connects there and sends the address at
+//! which it listens; once all have, each receives the addresses of all. Then each rank connects to the ranks with lower
+//! numbers. Connections that do not know the group's secret are dropped.
 
 use crate::{
     Code, Error, Result,
@@ -19,25 +19,25 @@ use std::{
 /// The first byte of the id of a group that is connected by TCP. That of a group of threads is 0.
 const OVER_TCP: u8 = 1;
 
-/// The time between looks for a new connection.
+/// The time between two polls for a new connection.
 const POLL: Duration = Duration::from_millis(2);
 
-/// The time between attempts to reach a group that does not exist yet.
+/// The time between two attempts to connect to a group that does not exist yet.
 const REACH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The time in which a connection has to say who it is.
+/// The time in which a new connection must identify itself.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The time after which nobody is expected to join a group any more.
 const UNUSED_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// The most members of a group. A stranger that claims more must not make this process allocate a place for each.
+/// The maximum number of members of a group, so that an unknown sender cannot make this process allocate memory for more.
 const MOST_MEMBERS: u32 = 1 << 16;
 
 /// A value that only the ranks of a group know.
 type Secret = [u8; 16];
 
-/// What a rank says when it connects: who it is, where it listens, and how long it waits.
+/// The first message of a rank: its number, where it listens, and how long it waits.
 #[derive(Clone, Copy, Debug)]
 struct Hello {
     secret: Secret,
@@ -60,7 +60,8 @@ impl Hello {
         bytes
     }
 
-    /// Reads who connects. `None` if it does not say so in time, does not know the secret, or names an impossible number of members.
+    /// Reads the first message of a connection. `None` if it does not arrive in time, lacks the secret, or names an impossible
+    /// number of members.
     fn read(stream: &mut TcpStream, secret: &Secret) -> Option<Self> {
         let mut bytes = [0; Self::BYTES];
         stream.set_nonblocking(false).ok()?;
@@ -103,7 +104,7 @@ pub(in super::super) fn group_id(host: IpAddr) -> Result<GroupId> {
     Ok(GroupId(id))
 }
 
-/// What processes that meet at a known address say to be told from strangers.
+/// The secret of processes that meet at a known address.
 const PROCESSES: Secret = *b"dsrun processes\n";
 
 /// Joins the processes that meet at an address. Returns the connection to each, and none to this one.
@@ -153,7 +154,7 @@ fn listen_at(meeting: &str, addresses: &[SocketAddr]) -> std::io::Result<TcpList
     }
 }
 
-/// Whether a host and port mean the same machine to whoever reads them, so that all processes run on it.
+/// Whether a host and port denote the local machine, so that all processes run on it.
 fn names_this_machine(meeting: &str) -> bool {
     let host = meeting.rsplit_once(':').map_or(meeting, |(host, _)| host).trim_matches(['[', ']']);
     host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
@@ -164,13 +165,13 @@ pub(in super::super) fn is_over_tcp(id: &GroupId) -> bool {
     id.0[0] == OVER_TCP
 }
 
-/// Where the ranks of a group meet.
+/// The address at which the ranks of a group meet.
 #[cfg(test)]
 pub(in super::super) fn address(id: &GroupId) -> SocketAddr {
     parts(id).1
 }
 
-/// The secret of a group, and where its ranks meet.
+/// The secret of a group, and the address at which its ranks meet.
 fn parts(id: &GroupId) -> (Secret, SocketAddr) {
     let (mut secret, mut address) = ([0; 16], [0; 16]);
     secret.copy_from_slice(&id.0[1..17]);
@@ -193,10 +194,10 @@ const JOINED: u8 = 0;
 const REFUSED: u8 = 1;
 const TIMED_OUT: u8 = 2;
 
-/// Why there is no group: the first byte of the answer, and the reason.
+/// The first byte of the answer, and the reason why there is no group.
 type Refusal = (u8, String);
 
-/// A rank that has come.
+/// A rank that has connected.
 struct Joined {
     stream: TcpStream,
     address: SocketAddr,
@@ -213,7 +214,7 @@ fn introduce(noun: &str, listener: &TcpListener, secret: &Secret) {
         Err(refusal) => refusal,
     };
     for rank in joined.iter_mut().flatten() {
-        // A rank that has gone is missed by the others when they connect to it.
+        // If the rank has exited, the others fail when they connect to it.
         let _ = answer_to(&mut rank.stream, answer, &text);
     }
 }
@@ -252,7 +253,7 @@ fn gather(
                     joined[rank].as_ref().map(|_| format!("{noun} {rank} joins a second time"))
                 };
                 if let Some(reason) = refusal {
-                    // The others are told the same.
+                    // The others get the same reason.
                     let _ = answer_to(&mut stream, REFUSED, &reason);
                     return Err((REFUSED, reason));
                 }
@@ -289,7 +290,7 @@ pub(super) fn connect(
         .connect(timeout, || Ok(meeting))
 }
 
-/// Who joins.
+/// The member that joins.
 struct Member {
     noun: &'static str,
     rank: usize,
@@ -316,7 +317,7 @@ impl Limit {
         self.end.map_or(self.timeout, |end| end.saturating_duration_since(Instant::now()))
     }
 
-    /// The time that is left, and not 0, which the system does not take.
+    /// The remaining time, at least 1 ms because the system rejects 0.
     fn for_system(self) -> Duration {
         self.left().max(Duration::from_millis(1))
     }
@@ -351,7 +352,7 @@ impl Member {
             timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
         };
         introduction.write_all(&hello.to_bytes()).map_err(&failed)?;
-        // The group has its own limit, whose message names who is missing.
+        // The process that listens has its own limit, whose message names the missing ranks.
         introduction.set_read_timeout(Some(limit.for_system() + HELLO_TIMEOUT)).map_err(&failed)?;
         let addresses = read_answer(&mut introduction).map_err(failed)??;
         if addresses.len() != self.ranks {
@@ -360,7 +361,7 @@ impl Member {
         }
         let mut streams: Vec<Option<TcpStream>> = (0..self.ranks).map(|_| None).collect();
         for (peer, mut address) in addresses.into_iter().enumerate().take(self.rank) {
-            // A member on the machine where the group meets may know itself by an address that only this machine has.
+            // A member on the machine where the group meets may have sent a loopback address.
             if self.remote && address.ip().is_loopback() {
                 address.set_ip(met);
             }
@@ -373,7 +374,7 @@ impl Member {
         Ok(streams)
     }
 
-    /// Connects to where the group meets, which may not be there yet.
+    /// Connects to the address at which the group meets; nothing may be listening there yet.
     fn reach(&self, limit: Limit, meeting: impl Fn() -> std::io::Result<SocketAddr>) -> Result<TcpStream> {
         loop {
             let reached =
