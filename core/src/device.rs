@@ -257,6 +257,22 @@ impl BufferSlice {
         }
     }
 
+    /// The buffer as the type of a backend, if it was allocated by the same device handle and contains the range.
+    ///
+    /// # Errors
+    /// If the buffer belongs to another backend or handle, or the range exceeds it.
+    pub fn own_buffer<T: Buffer>(&self, same_handle: impl FnOnce(&T) -> bool) -> Result<Arc<T>> {
+        let any: Arc<dyn Any + Send + Sync> = self.buffer.clone();
+        let buffer =
+            any.downcast::<T>().map_err(|_| Error::invalid("belongs to another backend").field("buffer"))?;
+        if !same_handle(&buffer) {
+            return Err(Error::invalid("belongs to another handle of the device").field("buffer"));
+        }
+        // The fields are public, so the range need not lie in the buffer.
+        Self::new(self.buffer.clone(), self.offset, self.bytes)?;
+        Ok(buffer)
+    }
+
     /// Whether the two ranges share a byte.
     pub fn overlaps(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.buffer, &other.buffer)
@@ -320,6 +336,20 @@ pub trait Stream: Any + Send + Debug {
     /// # Errors
     /// If the device failed or the wait timed out.
     fn synchronize(&mut self, what: &str, timeout: Duration) -> Result<()>;
+}
+
+impl dyn Stream {
+    /// The stream as the type of a backend, if it was made by the same device handle.
+    ///
+    /// # Errors
+    /// If it belongs to another backend or handle.
+    pub fn own<T: Stream>(&mut self, same_handle: impl FnOnce(&T) -> bool) -> Result<&mut T> {
+        match (self as &mut dyn Any).downcast_mut::<T>() {
+            Some(own) if same_handle(own) => Ok(own),
+            Some(_) => Err(Error::invalid("belongs to another handle of the device").at("stream")),
+            None => Err(Error::invalid("belongs to another backend").at("stream")),
+        }
+    }
 }
 
 /// A point in a stream that can be waited for.

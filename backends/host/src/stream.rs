@@ -27,7 +27,7 @@ impl HostStream {
     pub(crate) fn check(stream: &dyn Stream, host: &Arc<Host>) -> Result<()> {
         match (stream as &dyn Any).downcast_ref::<Self>() {
             Some(own) if Arc::ptr_eq(&own.host, host) => Ok(()),
-            Some(_) => Err(Error::invalid("belongs to another handle of a host device").at("stream")),
+            Some(_) => Err(Error::invalid("belongs to another handle of the device").at("stream")),
             None => Err(Error::invalid("belongs to another backend").at("stream")),
         }
     }
@@ -39,15 +39,7 @@ impl HostStream {
 
 /// The buffer of a slice and the address where the slice starts, if the slice lies in a buffer of the device handle `host`.
 pub(crate) fn locate(slice: &BufferSlice, host: &Arc<Host>) -> Result<(Arc<HostBuffer>, NonNull<u8>)> {
-    let any: Arc<dyn Any + Send + Sync> = slice.buffer.clone();
-    let buffer = any
-        .downcast::<HostBuffer>()
-        .map_err(|_| Error::invalid("belongs to another backend").field("buffer"))?;
-    if !Arc::ptr_eq(buffer.device(), host) {
-        return Err(Error::invalid("belongs to another handle of a host device").field("buffer"));
-    }
-    // The fields of a slice are public, so it need not lie in its buffer.
-    BufferSlice::new(slice.buffer.clone(), slice.offset, slice.bytes)?;
+    let buffer = slice.own_buffer(|buffer: &HostBuffer| Arc::ptr_eq(buffer.device(), host))?;
     // SAFETY: the offset was just found to be inside the buffer, or at its end.
     let pointer = unsafe { buffer.pointer().add(slice.offset) };
     Ok((buffer, pointer))

@@ -7,7 +7,6 @@ use dsrun_core::{
     device::{Buffer, BufferSlice, MemoryAccount, MemoryKind, MemoryReservation},
 };
 use std::{
-    any::Any,
     fmt,
     ptr::{self, NonNull},
     sync::Arc,
@@ -100,15 +99,7 @@ impl CudaBuffer {
 
     /// The buffer and the device address of a slice; fails unless the buffer belongs to this handle and contains the slice.
     pub(crate) fn locate(slice: &BufferSlice, context: &Arc<Context>) -> Result<(Arc<Self>, u64)> {
-        let any: Arc<dyn Any + Send + Sync> = slice.buffer.clone();
-        let buffer = any
-            .downcast::<Self>()
-            .map_err(|_| Error::invalid("belongs to another backend").field("buffer"))?;
-        if !Arc::ptr_eq(&buffer.context, context) {
-            return Err(Error::invalid("belongs to another handle of the device").field("buffer"));
-        }
-        // The fields of a slice are public, so it may not lie in its buffer.
-        BufferSlice::new(slice.buffer.clone(), slice.offset, slice.bytes)?;
+        let buffer = slice.own_buffer(|buffer: &Self| Arc::ptr_eq(&buffer.context, context))?;
         let pointer = buffer.pointer + slice.offset as u64;
         Ok((buffer, pointer))
     }

@@ -77,11 +77,9 @@ impl CudaStream {
 
     /// Downcasts a stream that belongs to this handle, and launches its delayed graph.
     pub(crate) fn own<'a>(stream: &'a mut dyn Stream, context: &Arc<Context>) -> Result<&'a mut Self> {
-        match (stream as &mut dyn Any).downcast_mut::<Self>() {
-            Some(own) if Arc::ptr_eq(&own.context, context) => own.launch_put_off().map(|()| own),
-            Some(_) => Err(Error::invalid("belongs to another handle of the device").at("stream")),
-            None => Err(Error::invalid("belongs to another backend").at("stream")),
-        }
+        let own = stream.own(|own: &Self| Arc::ptr_eq(&own.context, context))?;
+        own.launch_put_off()?;
+        Ok(own)
     }
 
     /// Launches a graph now, or delays it until the next command.

@@ -5,7 +5,7 @@ use dsrun_core::{
     Code, Error, Result,
     device::{Buffer, BufferSlice, MemoryAccount, MemoryKind, MemoryReservation},
 };
-use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
+use std::{fmt, ptr::NonNull, sync::Arc};
 use wgpu::{BufferDescriptor, BufferUsages};
 
 /// The lengths of buffers are multiples of this, so that a kernel can read the last element as part of a vector.
@@ -58,16 +58,7 @@ impl WgpuBuffer {
     /// # Errors
     /// If it belongs to another backend or handle, or the slice exceeds its buffer.
     pub(crate) fn locate(slice: &BufferSlice, context: &Arc<Context>) -> Result<Arc<Self>> {
-        let any: Arc<dyn Any + Send + Sync> = slice.buffer.clone();
-        let buffer = any
-            .downcast::<Self>()
-            .map_err(|_| Error::invalid("belongs to another backend").field("buffer"))?;
-        if !Arc::ptr_eq(&buffer.context, context) {
-            return Err(Error::invalid("belongs to another handle of the device").field("buffer"));
-        }
-        // The fields of a slice are public, so it need not lie in its buffer.
-        BufferSlice::new(slice.buffer.clone(), slice.offset, slice.bytes)?;
-        Ok(buffer)
+        slice.own_buffer(|buffer: &Self| Arc::ptr_eq(&buffer.context, context))
     }
 
     /// The device memory, on which kernels work.

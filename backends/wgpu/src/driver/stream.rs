@@ -114,11 +114,7 @@ impl WgpuStream {
     /// # Errors
     /// If it belongs to another backend or handle.
     pub(crate) fn own<'a>(stream: &'a mut dyn Stream, context: &Arc<Context>) -> Result<&'a mut Self> {
-        match (stream as &mut dyn Any).downcast_mut::<Self>() {
-            Some(own) if Arc::ptr_eq(&own.context, context) => Ok(own),
-            Some(_) => Err(Error::invalid("belongs to another handle of the device").at("stream")),
-            None => Err(Error::invalid("belongs to another backend").at("stream")),
-        }
+        stream.own(|own: &Self| Arc::ptr_eq(&own.context, context))
     }
 
     /// The command buffer under construction.
