@@ -96,7 +96,9 @@ impl Server {
                 ErrorKind::AddrNotAvailable => {
                     "\nhint: --host is an address of this machine, or 0.0.0.0 for all of them"
                 }
-                ErrorKind::PermissionDenied => "\nhint: ports below 1024 take a privilege; --port names another",
+                ErrorKind::PermissionDenied => {
+                    "\nhint: ports below 1024 take a privilege; --port names another"
+                }
                 _ => "",
             };
             anyhow!("cannot listen at {address}: {error}{hint}")
