@@ -29,7 +29,7 @@ impl Weight {
             _ => false,
         };
         if unsupported {
-            let message = format!("weights stored as {} are no floats", weight.format);
+            let message = format!("weights stored as {} are not floats", weight.format);
             return Err(Error::unsupported(message).at("weight").field("format"));
         }
         weight.bytes()?;

@@ -70,7 +70,7 @@ impl FloatFrame for Frame<'_> {
             DType::F32 => self.input(index)?.with(Floats::F32),
             DType::F16 => self.input(index)?.with(Floats::F16),
             DType::BF16 => self.input(index)?.with(Floats::BF16),
-            other => return Err(Error::internal(format!("{other} is no float type"))),
+            other => return Err(Error::internal(format!("{other} is not a float type"))),
         })
     }
 
@@ -83,7 +83,7 @@ impl FloatFrame for Frame<'_> {
             DType::F32 => self.output(index)?.with(FloatsMut::F32),
             DType::F16 => self.output(index)?.with(FloatsMut::F16),
             DType::BF16 => self.output(index)?.with(FloatsMut::BF16),
-            other => return Err(Error::internal(format!("{other} is no float type"))),
+            other => return Err(Error::internal(format!("{other} is not a float type"))),
         })
     }
 }

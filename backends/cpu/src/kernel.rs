@@ -1,7 +1,7 @@
-//! What a kernel of an op is.
+//! The trait of the kernels.
 //!
-//! A kernel is an op's own attribute struct: `impl Kernel for RmsNorm` runs it on the CPU. Shapes come with the bound tensors, so a
-//! plan has nothing else to remember.
+//! An op's own attribute struct is its kernel: `impl Kernel for RmsNorm` runs it on the CPU. Shapes come with the bound tensors,
+//! so a plan holds nothing else.
 
 use crate::parallel::Worker;
 use dsrun_core::Result;

@@ -1,8 +1,8 @@
 //! Sixteen numbers at a time: the few vector operations that the kernels are made of, once per instruction set.
 //!
-//! A value of a [`Lanes`] type is a proof that the processor has its instructions, because only `detect` makes one.
-//! Kernels are generic over it, marked `#[inline(always)]`, and entered through [`Lanes::run`], which compiles them with
-//! those instructions switched on.
+//! A value of a [`Lanes`] type proves that the processor has its instructions, because only `detect` makes one. Kernels
+//! are generic over it, marked `#[inline(always)]`, and entered through [`Lanes::run`], which compiles them with those
+//! instructions switched on.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -187,8 +187,8 @@ impl Lanes for Portable {
 #[inline(always)]
 fn widen_f16(bits: u16) -> f32 {
     let magnitude = u32::from(bits & 0x7FFF) << 13;
-    // In the place of an f32's exponent and fraction, the exponent is too small by the difference of the biases, 112;
-    // multiplying puts it right for normal and subnormal numbers alike, exactly.
+    // With the bits moved to an f32's exponent and fraction, the exponent is too small by the difference of the
+    // biases, 112; a multiplication corrects it exactly, also for subnormal numbers.
     let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
     let infinite_or_nan = if bits & 0x7C00 == 0x7C00 { 0x7F80_0000 } else { 0 };
     f32::from_bits(finite | infinite_or_nan | u32::from(bits & 0x8000) << 16)

@@ -1,9 +1,9 @@
-//! Work on a device: its threads, their scratch memory, and how loops are spread over them.
+//! The threads of a device, their scratch memory, and parallel loops over them.
 
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Scalar operations below which waking other threads costs more than it saves.
+/// The number of scalar operations below which waking other threads costs more than it saves.
 const WORTH_SHARING: usize = 100_000;
 
 /// Scratch memory that a device handle keeps from call to call, so that calls need not allocate.
@@ -94,7 +94,7 @@ impl Team<'_> {
             (0..count).for_each(|index| work(index, lane));
             return;
         }
-        // Threads take a few items at a time, so that uneven items still end together.
+        // Threads take a few items at a time, which balances items of different cost.
         let grain = (count / (self.lanes.len() * 8)).max(1);
         let next = AtomicUsize::new(0);
         self.pool.install(|| {
@@ -121,7 +121,7 @@ impl Team<'_> {
     }
 }
 
-/// Everything a kernel works with besides its operands.
+/// The resources of a kernel besides its operands.
 pub(crate) struct Worker<'a> {
     pub(crate) team: Team<'a>,
     pub(crate) vectors: &'a mut [Vec<f32>; 3],

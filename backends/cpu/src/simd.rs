@@ -124,7 +124,7 @@ fn largest_body<const FMA: bool>(values: &[f32]) -> f32 {
 
 /// `sum_i a[i] * b[i]`.
 ///
-/// Dot products are the loops that compilers do not find a good form for, so x86-64 has them by hand.
+/// Compilers do not vectorise dot products well, so x86-64 has a hand-written version.
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
@@ -140,7 +140,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// off by less than 2^-27 there. NaN stays NaN, large numbers become infinite, very negative ones 0.
 #[inline(always)]
 fn exp<const FMA: bool>(x: f32) -> f32 {
-    // Adding this rounds to a whole number, which then stands in the low bits.
+    // Adding this rounds to a whole number, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two parts, the first with so few digits that its products with n are exact.
     const LN_2_HIGH: f32 = 0.693_359_4;

@@ -53,7 +53,7 @@ impl Staging {
     }
 }
 
-/// Refuses rows whose number only the device knows where they must be cut into equal shares.
+/// Rejects bounded rows, whose number only the device knows, where a collective splits them into equal shares.
 pub(crate) fn check(call: &CallDesc) -> Result<()> {
     let shares_rows = match &call.op {
         Op::AllGather(op) => op.rows,

@@ -1,6 +1,6 @@
-//! Calls that run one after the other without leaving the device's threads.
+//! Graphs: lists of calls that run inside the thread pool of the device.
 //!
-//! A call that wants threads enters the pool, which costs a few microseconds; a decode step has hundreds of such calls. A
+//! A call that needs threads enters the pool, which costs a few microseconds; a decode step has hundreds of such calls. A
 //! captured list enters it once.
 
 use crate::{host::Host, stream::HostStream};

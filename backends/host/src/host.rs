@@ -10,17 +10,17 @@ use std::{
     thread::available_parallelism,
 };
 
-/// The most threads a handle may ask for.
+/// The maximum number of threads of a handle.
 const MAX_THREADS: usize = 1024;
 
 /// What a device handle, its buffers and its calls share.
 pub struct Host {
     pub(crate) account: Arc<MemoryAccount>,
-    /// Counts pinned memory, which the limit of the handle does not: on other devices it is not device memory either.
+    /// Counts pinned memory, to which the limit of the handle does not apply because it is not device memory.
     pub(crate) pinned: Arc<MemoryAccount>,
     /// The threads that kernels may use.
     pub pool: rayon::ThreadPool,
-    /// Holding it is the right to touch the memory of this handle's buffers.
+    /// Must be held to access the memory of this handle's buffers.
     turn: Mutex<()>,
 }
 

@@ -22,7 +22,7 @@ use std::{any::Any, cell::RefCell, fmt::Debug, sync::Arc};
 
 /// How a backend computes: how it packs weights and runs ops.
 ///
-/// Shapes come with the tensors of a [`Frame`], so a kernel has little to remember: an op's own attributes are enough.
+/// Shapes come with the tensors of a [`Frame`], so a kernel consists of the attributes of its op.
 pub trait Compute: Debug + Send + Sync + 'static {
     /// A weight in the backend's layout.
     type Weight: PackedWeight;
@@ -74,7 +74,7 @@ pub trait Compute: Debug + Send + Sync + 'static {
     fn run(&self, kernel: &Self::Kernel, frame: &Frame<'_>, host: &Host) -> Result<()>;
 }
 
-/// An op that every host backend runs alike.
+/// An op whose implementation all host backends share.
 pub(crate) trait SharedOp: Debug + Send + Sync {
     /// Runs the op once.
     fn run(&self, frame: &Frame<'_>) -> Result<()>;
@@ -128,7 +128,7 @@ impl<C: Compute> HostKernels<C> {
     }
 }
 
-/// The op, if all host backends run it alike: it moves bytes or counts tokens, and computes no float.
+/// The op, if all host backends share its implementation: it moves bytes or counts tokens, and computes no floats.
 fn shared_op(op: &Op) -> Option<Box<dyn SharedOp>> {
     Some(match op {
         Op::PageGather(op) => Box::new(*op),
@@ -142,7 +142,7 @@ fn shared_op(op: &Op) -> Option<Box<dyn SharedOp>> {
 impl<C: Compute> Kernels for HostKernels<C> {
     fn query(&self, call: &ValidCall) -> Result<Support> {
         match self.implementation(call) {
-            // No work list, no scratch memory and no persistent memory: `native` asks for none of them.
+            // `native` means no work list, no scratch memory and no persistent memory.
             Ok(implementation) => {
                 let computes = matches!(implementation, Implementation::Compute(_));
                 let batch_invariant = !computes || self.0.compute.is_batch_invariant(&call.op);

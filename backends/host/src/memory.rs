@@ -66,8 +66,8 @@ impl HostBuffer {
             return Ok(Self { allocation: None, pointer, bytes, kind, device, _reservation: reservation });
         }
         let exhausted = || exhausted(account, bytes);
-        // The allocator clears memory page by page as it is touched, but only at its natural alignment: so this asks for
-        // a little more and aligns by hand, rather than have gigabytes cleared up front.
+        // The allocator returns lazily zeroed pages only for its natural alignment, so this allocates a little more and
+        // aligns the start itself, instead of zeroing gigabytes in advance.
         let layout = bytes.checked_add(ALIGNMENT).and_then(|bytes| Layout::from_size_align(bytes, 16).ok());
         let layout = layout.ok_or_else(exhausted)?;
         // SAFETY: the layout is not empty.
@@ -132,7 +132,7 @@ impl PackedMemory {
     }
 }
 
-/// A byte whose alignment dangling pointers of empty buffers take.
+/// A byte with the alignment of the dangling pointers of empty buffers.
 #[repr(align(64))]
 struct AlignedByte;
 

@@ -1,6 +1,6 @@
 //! The random numbers of op `sample`.
 
-/// The random number `v` of op [`sample`](dsrun_core::op::Sample), between 0 and 1, for a token that may stand at a position.
+/// The random number `v` of op [`sample`](dsrun_core::op::Sample), between 0 and 1, for a candidate token at a position.
 pub fn uniform(seed: [u32; 2], token: u32, position: u32) -> f64 {
     let [word, ..] = philox4x32_10(seed, [token, position, 0, 0]);
     (f64::from(word) + 0.5) / 4_294_967_296.0

@@ -25,7 +25,7 @@ use std::{
     },
 };
 
-/// The most operands or results of a call that can be bound.
+/// The maximum number of operands and of results of a call.
 const MAX_TENSORS: usize = 16;
 
 /// A Rust type that is an element type.
@@ -149,7 +149,7 @@ impl Views {
     }
 
     /// Waits for the device's turn, and opens the tensors for one run. A thread that opens a second frame of a device while it
-    /// holds one waits for itself.
+    /// holds one deadlocks.
     pub(crate) fn open(&self) -> Frame<'_> {
         let turn = self.host.lock();
         let (mut operand_rows, mut result_rows) = ([0; MAX_TENSORS], [0; MAX_TENSORS]);
@@ -313,7 +313,7 @@ impl Frame<'_> {
     fn operand(&self, index: usize) -> Result<&View> {
         match self.views.operands.get(index) {
             Some(BoundOperand::Tensor(view)) => Ok(view),
-            _ => Err(Error::internal(format!("operand {index} is no tensor that can be read"))),
+            _ => Err(Error::internal(format!("operand {index} is not a readable tensor"))),
         }
     }
 
@@ -352,7 +352,7 @@ impl Frame<'_> {
     /// Operand `index`, of element type `T`.
     ///
     /// # Errors
-    /// If the operand is no tensor that can be read, or of another type.
+    /// If the operand is not a readable tensor, or of another type.
     pub fn input<T: Element>(&self, index: usize) -> Result<Tensor<'_, &[T]>> {
         let view = self.operand(index)?;
         Ok(Self::tensor(view, self.operand_rows[index], Self::slice(view)?))
@@ -361,7 +361,7 @@ impl Frame<'_> {
     /// Operand `index`, of any element type.
     ///
     /// # Errors
-    /// If the operand is no tensor that can be read.
+    /// If the operand is not a readable tensor.
     pub fn bytes(&self, index: usize) -> Result<Tensor<'_, Bytes<&[u8]>>> {
         let view = self.operand(index)?;
         let length = view.span * view.dtype.bytes();
@@ -382,7 +382,7 @@ impl Frame<'_> {
         let weight = weight.and_then(|weight| weight.downcast_ref::<HostWeight<W>>());
         weight
             .map(HostWeight::packed)
-            .ok_or_else(|| Error::internal(format!("operand {index} is no packed weight")))
+            .ok_or_else(|| Error::internal(format!("operand {index} is not a packed weight")))
     }
 
     /// Result `index`, of element type `T`. Handed out once.
@@ -410,7 +410,7 @@ impl Frame<'_> {
         Ok(Self::tensor(view, self.result_rows[index], Bytes { data, element: view.dtype.bytes() }))
     }
 
-    /// Rows of operand `index` below its extent; 0 if the operand is no tensor that can be read.
+    /// Rows of operand `index` below its extent; 0 if the operand is not a readable tensor.
     pub fn operand_rows(&self, index: usize) -> usize {
         self.operand_rows.get(index).copied().unwrap_or(0)
     }
@@ -431,7 +431,7 @@ impl Frame<'_> {
     /// The element type of operand `index`.
     ///
     /// # Errors
-    /// If the operand is no tensor that can be read.
+    /// If the operand is not a readable tensor.
     pub fn operand_dtype(&self, index: usize) -> Result<DType> {
         self.operand(index).map(|view| view.dtype)
     }

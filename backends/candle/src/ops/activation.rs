@@ -1,4 +1,4 @@
-//! Pointwise non-linearities, plain and gated.
+//! Elementwise activation functions, plain and gated.
 
 use crate::{
     kernels::Kernel,
@@ -55,7 +55,7 @@ impl Kernel for GatedActivation {
     fn run(&self, frame: &Frame<'_>) -> Result<()> {
         let rows = rows(frame, if frame.has(1) { &[0, 1] } else { &[0] }, &[0]);
         let gate = floats(frame, 0, rows)?;
-        // Both halves as they stand in a packed row: gates first, or alternating.
+        // Both halves in the order of a packed row: gates first, or interleaved.
         let mut packed = match self.layout {
             GateLayout::Separate => Tensor::cat(&[gate, floats(frame, 1, rows)?], 1)?,
             GateLayout::Concatenated | GateLayout::Interleaved => gate,

@@ -1,6 +1,7 @@
-//! Attention, over the paged cache and without it.
+//! Attention, over the paged KV cache and without a cache.
 //!
-//! Each query row is computed by itself: the keys it sees are picked out of its sequence, then [`Formula::attend`] is the formula.
+//! Each query row is computed separately: the keys it attends to are gathered from its sequence, then [`Formula::attend`]
+//! computes the formula.
 
 use crate::{
     kernels::Kernel,
@@ -12,7 +13,7 @@ use dsrun_host::Frame;
 
 impl Kernel for AttentionPrepare {
     fn run(&self, frame: &Frame<'_>) -> Result<()> {
-        // The reference asks for no work list; one that is there all the same holds nothing.
+        // The reference needs no work list; a bound one is filled with zeros.
         frame.output::<i32>(0)?.data.fill(0);
         Ok(())
     }
@@ -58,7 +59,7 @@ impl Formula {
         Ok(vector.map(|vector| vector.reshape(shape)).transpose()?)
     }
 
-    /// Whether the query at `position` sees the key at `key`. `bit` tells the explicit mask's bit for a token of this step.
+    /// Whether the query at `position` sees the key at `key`. `bit` returns the explicit mask's bit for a token of this step.
     fn sees(&self, position: i64, key: i64, first_position: i64, bit: impl Fn(usize) -> bool) -> bool {
         let masked = match self.mask {
             AttentionMask::Causal => key <= position,
@@ -195,7 +196,7 @@ impl Kernel for PagedAttention {
             let first_row = usize::try_from(starts.at(index)).ok()?;
             let queries = usize::try_from(queries.at(index)).ok().filter(|queries| *queries > 0)?;
             let length = usize::try_from(lengths.at(index)).unwrap_or(0);
-            // Key i is slot i % B of page block_table[s, i / B]; a key without a page is not there.
+            // Key i is slot i % B of page block_table[s, i / B]; a key without a page is skipped.
             let table = tables.row(index);
             let page = |key: usize| usize::try_from(table[key / block]).ok().filter(|page| *page < pages);
             let places: Vec<(i64, [usize; 2])> = (0..length.min(table.len().saturating_mul(block)))

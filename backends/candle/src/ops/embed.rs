@@ -1,4 +1,4 @@
-//! Rows picked by index.
+//! Lookups of rows by index.
 
 use crate::{
     kernels::Kernel,

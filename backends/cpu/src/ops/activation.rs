@@ -1,4 +1,4 @@
-//! Pointwise non-linearities, plain and gated.
+//! Elementwise activation functions, plain and gated.
 
 use crate::{
     floats::{FloatFrame, FloatOutput, FloatRows},
@@ -13,7 +13,7 @@ use dsrun_core::{
 use dsrun_host::Frame;
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 
-/// What an element costs, in scalar operations: about an exponential.
+/// The cost of an element in scalar operations: about that of an exponential.
 const COST: usize = 16;
 
 /// `out = f(x)`.

@@ -1,10 +1,10 @@
-//! Attention, over the paged cache and without it.
+//! Attention, over the paged KV cache and without a cache.
 //!
-//! The unit of work is a tile, a few query rows of one sequence, and a KV head. It walks over the keys in runs, whose keys and
-//! values are widened and laid out in panels for all rows and query heads of the tile, and keeps for every query head a running
-//! maximum, sum and weighted sum of values ([`softmax`]). Segments of many runs are computed on their own and added up, so that
-//! several threads can share the keys of a tile. Where runs and segments end depends on the positions of keys alone, and so a
-//! row's result does not depend on the rows around it, nor on the number of threads.
+//! A work item is one KV head of a tile of query rows of one sequence. It iterates over blocks of keys, called runs, whose keys
+//! and values are widened and laid out in panels for all rows and query heads of the tile, and keeps for every query head a
+//! running maximum, sum and weighted sum of values ([`softmax`]). Segments of many runs are computed independently and then
+//! combined, so that several threads can split the keys of a tile (split-KV). The boundaries of runs and segments depend only
+//! on the positions of keys, so a row's result depends neither on the other rows nor on the number of threads.
 
 mod problem;
 mod run;
@@ -24,7 +24,7 @@ use dsrun_host::{Frame, Tensor};
 use problem::{Operand, Problem};
 use softmax::Scores;
 
-/// Query rows of a tile: enough that laying out a run of keys costs little beside the products with them.
+/// The number of query rows of a tile: enough that packing a run of keys costs little compared with multiplying by them.
 const TILE_ROWS: usize = 32;
 
 /// The owner of rows that belong to no sequence.
@@ -70,7 +70,7 @@ trait KeySource: Sync {
 
 impl Kernel for AttentionPrepare {
     fn run(&self, frame: &Frame<'_>, _: &mut Worker<'_>) -> Result<()> {
-        // This backend asks for no work list; one that is bound anyway holds zeros.
+        // This backend needs no work list; a bound one is filled with zeros.
         frame.output::<i32>(0)?.data.fill(0);
         Ok(())
     }
@@ -237,7 +237,7 @@ impl Kernel for Attention {
     }
 }
 
-/// Cuts the rows of all sequences into tiles. A row that two sequences claim goes to the first: so no row is in two tiles.
+/// Cuts the rows of all sequences into tiles. A row that two sequences contain belongs to the first, so no row is in two tiles.
 fn make_tiles(
     owners: &mut Vec<u32>,
     tiles: &mut Vec<Tile>,

@@ -1,4 +1,4 @@
-//! Sums, casts and runs of columns.
+//! Elementwise sums, casts, and slices of columns.
 
 use crate::{
     floats::{FloatFrame, FloatOutput, FloatRows},

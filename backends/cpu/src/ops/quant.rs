@@ -1,4 +1,4 @@
-//! Products of quantised activations.
+//! Quantisation of activations, and the linear layer over quantised activations.
 
 use super::linear::finish_rows;
 use crate::{

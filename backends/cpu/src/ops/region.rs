@@ -1,4 +1,4 @@
-//! Fused kernels for the regions that core has names for. Every other region is core's to lower.
+//! Fused kernels for the well-known regions of `dsrun-core`. Core lowers every other region.
 
 use super::{
     elementwise::add_row,

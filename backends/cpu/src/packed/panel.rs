@@ -1,9 +1,9 @@
 //! The layout of packed weights: panels of sixteen rows, interleaved.
 //!
-//! Sixteen rows of a matrix become one panel, a run of [`Block`]s along the row. In a block every vector holds one number
-//! per row: lane `r` is row `r`. So one load yields the scales of sixteen rows, sums need no reduction across lanes, and a
-//! panel is read from front to back. Where a format has blocks of its own here, they take the bytes of the sixteen they were made
-//! from, no more.
+//! Sixteen rows of a matrix become one panel, a run of [`Block`]s along the row. In a block every vector holds one number per
+//! row: lane `r` is row `r`. So one load yields the scales of sixteen rows, sums need no reduction across lanes, and a panel is
+//! read from front to back. Formats with their own block type in the table below take exactly the bytes of the sixteen file
+//! blocks they were made from.
 //!
 //! | format | block of a panel | elements of a row |
 //! |---|---|---|
@@ -19,8 +19,8 @@
 //!
 //! Of `n` words of a row, word `w` holds elements `w`, `w + n`, `w + 2n`, .., the first in the lowest bits. So elements come
 //! in order if the kernel takes the first of every word, then the second of every word, and so on, and it needs each set of
-//! scales only once. An element is taken out of its word by a mask alone, which leaves `q * 2^s`; that converts exactly, and
-//! the scale includes the factor `2^-s`. Only the topmost element, which would touch the sign, is shifted down.
+//! scales only once. An element is extracted from its word by a mask alone, which leaves `q * 2^s`; that converts exactly,
+//! and the scale includes the factor `2^-s`. Only the topmost element, which would touch the sign, is shifted down.
 
 use crate::lanes::{Lanes, WIDTH};
 use bytemuck::{Pod, Zeroable};

@@ -63,7 +63,7 @@ pub(super) fn run_all<B: Block>(jobs: &[Job<'_, B>], instructions: InstructionSe
         outputs.saturating_mul(inputs).saturating_mul(rows)
     };
     let all = jobs.iter().map(work).fold(0, usize::saturating_add);
-    // Two tasks for every thread even out what else the machine is doing, and cost little.
+    // Two tasks per thread balance the load at little cost when other processes use the machine.
     let task_work = (all / (pool.current_num_threads() * 2)).max(SMALLEST_TASK);
     let tasks_of = |job| {
         let panels = job_panels(job);
@@ -96,7 +96,7 @@ impl<B: Block> Product<'_, B> {
                 self.row_of_panels(lanes, [panels.end - 1], out);
             }
         } else if self.rows <= 2 * rows_at_once::<L, B>() {
-            // Decoding the weights twice costs less than writing them down and reading them back.
+            // Decoding the weights twice costs less than storing the decoded weights and loading them again.
             for panel in panels {
                 for strip in strips(0..self.inputs) {
                     let weights = self.strip_of(panel, &strip);
@@ -104,7 +104,7 @@ impl<B: Block> Product<'_, B> {
                 }
             }
         } else {
-            // In slabs of activations that stay in the L2 cache for all panels, while the sums of a panel stay in the L1.
+            // Slabs of activations stay in the L2 cache for all panels, and the sums of a panel in the L1 cache.
             let mut decoded = vec![F32::zeroed(); STRIP.min(self.inputs)];
             for rows in pieces(0..self.rows, SLAB_ROWS) {
                 for slab in pieces(0..self.inputs, SLAB_INPUTS) {

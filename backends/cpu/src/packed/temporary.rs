@@ -13,7 +13,7 @@ use crate::{
 };
 use half::{bf16, f16};
 
-/// The start of a row that stands nowhere; it reads as zeros.
+/// The start of a row that is not in memory; it reads as zeros.
 pub(crate) const NOWHERE: usize = usize::MAX;
 
 /// A type of numbers, sixteen of which are loaded at a time.
@@ -94,7 +94,7 @@ struct Reader<'a, N> {
 }
 
 impl<'a, N: Number> Reader<'a, N> {
-    /// A row, which is empty if it stands nowhere, and the address of a row to prefetch.
+    /// A row, which is empty if its start is [`NOWHERE`], and the address of a row to prefetch.
     #[inline(always)]
     fn row(&self, index: usize) -> (&'a [N], *const N) {
         let start = *self.rows.starts.get(index).unwrap_or(&NOWHERE);

@@ -2,8 +2,8 @@
 //!
 //! A tile is sixteen outputs (one panel) times up to [`Lanes::ROWS`] rows. Its sums stay in registers over a strip of
 //! [`STRIP`] inputs; per sixteen weights there is one mask, one conversion and one multiply-add to decode them, and per
-//! row one broadcast load and one multiply-add to use them. With one row, two panels go side by side: a single chain of
-//! dependent additions would wait for its own latency.
+//! row one broadcast load and one multiply-add to use them. With one row, two panels are computed side by side, because
+//! a single chain of dependent additions would be bound by its latency.
 //!
 //! Every output is the sum over strips of the sums within a strip, each in one fixed order of the inputs. The number of
 //! rows decides only which sums are computed next to each other, so a row's result does not depend on the batch.

@@ -13,10 +13,10 @@ use dsrun_core::op::AttentionMask;
 use dsrun_host::Tensor;
 use std::ops::Range;
 
-/// The most keys of a segment, a whole number of runs: enough that adding up segments costs little.
+/// The maximum number of keys of a segment, a whole number of runs: enough that combining segments costs little.
 const SEGMENT: usize = 256;
 
-/// Tiles and KV heads for each thread, from which on threads do not share the keys of a tile.
+/// The number of work items (tiles times KV heads) per thread from which threads no longer split the keys of a tile.
 const ITEMS_OF_A_THREAD: usize = 4;
 
 /// Keys or values.
@@ -69,12 +69,12 @@ impl<S: KeySource> Problem<'_, S> {
         let segments = tiles.iter().map(|tile| segments_of(&self.span(*tile)).len()).max().unwrap_or(0);
         if segments < 2 || items >= ITEMS_OF_A_THREAD * team.threads() {
             return team.for_each(items, cost, |item, lane| {
-                // Tiles with the most keys come last; starting with them keeps threads from waiting for one at the end.
+                // Tiles with the most keys come last; starting with them balances the threads.
                 let index = items - 1 - item;
                 self.tile(tiles[index / self.kv_heads], index % self.kv_heads, lane);
             });
         }
-        // Few tiles of many keys, as in decoding: threads share the keys of a tile.
+        // Few tiles of many keys, as in decode: threads split the keys of a tile.
         let heads = tiles.iter().map(|tile| tile.rows).max().unwrap_or(0) * self.group;
         let size = heads * self.head_floats();
         partials.resize((items * segments * size).max(partials.len()), 0.0);

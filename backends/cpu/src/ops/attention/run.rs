@@ -14,7 +14,7 @@ use crate::{
 };
 use std::ops::Range;
 
-/// The most keys of a run: their panels, and the scores of a tile, stay in the nearest caches.
+/// The maximum number of keys of a run: their panels, and the scores of a tile, fit the L1 and L2 caches.
 const RUN: usize = 64;
 
 /// Memory for a run of keys.
@@ -31,7 +31,7 @@ struct Places {
     values: [usize; RUN],
 }
 
-/// Keys that a tile works on together.
+/// A block of keys that a tile processes together.
 struct Run<'a> {
     keys: Range<usize>,
     places: &'a Places,
@@ -139,7 +139,7 @@ impl<S: KeySource> Problem<'_, S> {
         };
         let mut row = 0;
         while row < tile.rows {
-            // Rows that see the same keys go together.
+            // Rows that attend to the same keys are processed together.
             let seen = range(row);
             let mut rows = 1;
             while self.bits.is_none() && row + rows < tile.rows && range(row + rows) == seen {
