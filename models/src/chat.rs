@@ -24,11 +24,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::tokenizer::{EncodeOptions, NamedTemplate, Tokenizer, TokenizerError};
 
-/// The template that is used where none is named.
+/// The template that is used if none is named.
 const DEFAULT: &str = "default";
-/// The template that is used where none is named and there are tools.
+/// The template that is used if none is named and there are tools.
 const TOOL_USE: &str = "tool_use";
-/// How many instructions a rendering may take: far more than any conversation needs, about a second's worth.
+/// The maximum number of template-engine instructions of a rendering: about a second, far more than any conversation needs.
 const FUEL: u64 = 20_000_000;
 
 /// One message of a conversation.
@@ -40,12 +40,12 @@ pub struct Message {
     /// tools may have `null` or none.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub content: Option<serde_json::Value>,
-    /// Everything else that the template may look at: `tool_calls`, `name`, `reasoning_content`, ..
+    /// The other fields that the template may read: `tool_calls`, `name`, `reasoning_content`, ..
     #[serde(flatten)]
     pub other: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Tells `null` from a missing field, as templates do.
+/// Distinguishes `null` from a missing field, as templates do.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<serde_json::Value>, D::Error> {
     serde_json::Value::deserialize(deserializer).map(Some)
 }
@@ -57,20 +57,20 @@ impl Message {
     }
 }
 
-/// What a template is told besides the messages.
+/// The variables of a template besides the messages.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RenderOptions {
     /// Ends the text with the start of an answer, so that the model writes one.
     pub add_generation_prompt: bool,
     /// The tools that the model may call, as JSON schemas.
     pub tools: Option<Vec<serde_json::Value>>,
-    /// Documents that the answer may draw on.
+    /// Documents for retrieval-augmented generation.
     pub documents: Option<Vec<serde_json::Value>>,
     /// Which of several templates to use. Without it `tool_use` if there are tools and such a template, else `default`.
     pub template: Option<String>,
     /// Further variables, such as `enable_thinking`.
     pub variables: serde_json::Map<String, serde_json::Value>,
-    /// What templates that ask for the date are told, in seconds since 1970, in UTC. Without it, the local time.
+    /// The time for templates that print the date, in seconds since 1970, in UTC. Without it, the local time.
     pub now: Option<i64>,
 }
 
@@ -111,7 +111,7 @@ fn at(line: &Option<usize>) -> String {
     line.map(|line| format!(", line {line}")).unwrap_or_default()
 }
 
-/// Marks the errors that a template raises itself.
+/// Marks the errors that a template raises with `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("raised by the template")]
 struct Raised;
@@ -150,7 +150,7 @@ impl ChatTemplate {
                 ChatError::Template { template: name.clone(), line, message }
             })?;
             let source = without_generation_tags(source);
-            // Errors of the source show here, before the first conversation.
+            // Reports errors of the source now, before the first conversation.
             guarded(name, || compile(&environment, name, &source).map(drop))?;
             prepared.push(NamedTemplate { name: name.clone(), source });
         }
@@ -168,7 +168,7 @@ impl ChatTemplate {
         self.special_tokens.iter().any(|(name, _)| name == variable)
     }
 
-    /// Whether a text stands anywhere in the source of a template: `tools`, in those that know tools.
+    /// Whether the source of any template contains this text, such as `tools` in those that support tools.
     pub fn mentions(&self, text: &str) -> bool {
         self.templates.iter().any(|template| template.source.contains(text))
     }
@@ -204,7 +204,7 @@ impl ChatTemplate {
         let name = match options.template.as_deref() {
             Some(name) => name,
             None if options.tools.is_some() && has(TOOL_USE) => TOOL_USE,
-            // A model with a single template means that one, however it is called.
+            // The single template of a model is the default, whatever its name.
             None if self.names.len() == 1 && !has(DEFAULT) => &self.names[0],
             None => DEFAULT,
         };
@@ -247,7 +247,7 @@ impl ChatTemplate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatPrompt {
     text: String,
-    /// Characters of the text that stand for others, so that no control token is found there.
+    /// Placeholder characters of the text and the characters they stand for, so that no control token is found there.
     stand_ins: Vec<(char, char)>,
 }
 
@@ -304,7 +304,7 @@ fn compile<'source>(
     CompiledTemplate::new(name, source, &config)
 }
 
-/// The language that Hugging Face gives to chat templates.
+/// The template environment of Hugging Face's chat templates.
 fn environment() -> Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -312,7 +312,7 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(methods::call);
     environment.add_filter("tojson", json::tojson);
-    // Only floats are written otherwise than in Python.
+    // Only floats are formatted differently from Python.
     environment
         .add_filter("string", |value: &Value| json::python_float(value).unwrap_or_else(|| value.to_string()));
     environment.set_formatter(|output, state, value| {
@@ -354,7 +354,7 @@ fn time_text(format: &str, now: Option<i64>) -> Result<String, minijinja::Error>
     jiff::fmt::strtime::format(format, &now).map_err(error)
 }
 
-/// Reasoning goes by three names. Templates read `reasoning_content`, some `thinking`.
+/// Reasoning has three field names: most templates read `reasoning_content`, some `thinking`.
 fn with_reasoning_names(message: &Message) -> Message {
     let mut message = message.clone();
     let names = ["reasoning_content", "thinking", "reasoning"];

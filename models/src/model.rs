@@ -267,7 +267,7 @@ impl Model {
     /// The program of the model; see [`crate::step`] for its inputs, states and outputs.
     ///
     /// # Errors
-    /// If the options are not possible, such as activations that are no floats.
+    /// If the options are not possible, such as activations that are not floats.
     pub fn program(&self, options: &ProgramOptions) -> Result<Program> {
         Ok(tensors::program(&self.config, *options, self.naming, &*self.weights)?.0)
     }

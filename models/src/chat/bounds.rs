@@ -1,7 +1,7 @@
 //! Bounds on the source of a template, checked before it is parsed.
 //!
 //! The parser and the compiler of the template engine recurse into an expression for every operator, filter and attribute, and
-//! into a condition for every `elif`. A template from a stranger could overflow the stack that way, which ends the process. The
+//! into a condition for every `elif`. An untrusted template could overflow the stack that way, which ends the process. The
 //! number of tokens of a tag bounds the depth of its expressions; the engine itself bounds the depth of parentheses and blocks.
 //!
 //! The compiler computes products of constants, such as `'a' * 100000000`, and keeps their results. What they can take is estimated
@@ -10,16 +10,16 @@
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 
-/// The most bytes of a template. The largest known templates have some 30 kB.
+/// The maximum number of bytes of a template. The largest known templates have some 30 kB.
 const MAX_BYTES: usize = 1 << 20;
-/// The most tokens of a tag. Tags of known templates have less than 200.
+/// The maximum number of tokens of a tag. Tags of known templates have less than 200.
 const MAX_TAG_TOKENS: usize = 1000;
-/// The most `elif` of a template.
+/// The maximum number of `elif` branches of a template.
 const MAX_BRANCHES: usize = 250;
 
-/// The most bytes that all products of constants may take, by an estimate that is too high rather than too low.
+/// The maximum number of bytes of all products of constants, by an upper estimate.
 const MAX_PRODUCTS: u64 = 32 << 20;
-/// The bytes that are counted for an item of a list.
+/// The number of bytes counted for an item of a list.
 const ITEM: u64 = 32;
 
 /// A bound that a template exceeds.

@@ -1,8 +1,8 @@
 //! Bounds on the memory that rendering a template takes.
 //!
-//! The template engine bounds the number of instructions, but one instruction can double a text. So after every instruction that can
-//! make a value larger than those it is made of, a call is inserted that counts the size of the value, and everything that a
-//! template writes is counted, too. What could make a value far larger in one step is estimated before.
+//! The template engine bounds the number of instructions, but one instruction can double a text. So after every instruction whose
+//! result can be larger than its operands, a call is inserted that counts the size of the result; everything that a template
+//! writes is counted too. Operations whose result could be far larger are estimated before they run.
 
 use minijinja::machinery::{CompiledTemplate, Instruction, Instructions};
 use minijinja::value::{Kwargs, Rest, ValueKind};
@@ -10,15 +10,15 @@ use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-/// The most bytes of one value.
+/// The maximum number of bytes of a value.
 const MAX_VALUE: u64 = 32 << 20;
-/// The most bytes of all values and texts of a rendering, those included that live for a short time only.
+/// The maximum number of bytes of all values and texts of a rendering, including temporary ones.
 const MAX_TOTAL: u64 = 1 << 30;
-/// The most bytes that a rendering writes, to its result and to texts that it keeps.
+/// The maximum number of bytes that a rendering writes, to its result and to captured texts.
 const MAX_WRITTEN: u64 = 128 << 20;
-/// The bytes that are counted for an item of a container.
+/// The number of bytes counted for an item of a container.
 const ITEM: u64 = 8;
-/// The deepest nesting of containers.
+/// The maximum nesting depth of containers.
 const MAX_DEPTH: usize = 100;
 /// The name of the inserted function that counts a value, which no template can write.
 const SIZED: &str = "$sized";
@@ -127,7 +127,7 @@ fn measure(value: &Value, depth: usize, size: &mut Size) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::InvalidOperation, "values are nested too deeply"));
     }
     for item in value.try_iter()? {
-        // A value of the largest size is refused; there is no need to know how large it is.
+        // The value is rejected in any case, so its exact size is not needed.
         if size.bytes() > MAX_VALUE {
             return Ok(());
         }
@@ -204,7 +204,7 @@ fn longest_number(text: &str) -> u64 {
     numbers.map(|number| number.parse().unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
 }
 
-/// The instructions of a template, which count.
+/// The instructions of a template with the counting calls inserted.
 pub(super) type Counted<'source> = (Instructions<'source>, BTreeMap<&'source str, Instructions<'source>>);
 
 /// Inserts the counting into a template.
@@ -267,7 +267,7 @@ fn insert<'source>(plain: &Instructions<'source>) -> Instructions<'source> {
     counting
 }
 
-/// Whether an instruction can make a value larger than those it is made of.
+/// Whether the result of an instruction can be larger than its operands.
 fn is_larger(instruction: &Instruction<'_>) -> bool {
     matches!(
         instruction,
