@@ -14,6 +14,8 @@ use crate::sentence_transformers::{MODULES, POOLING};
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// The configuration of an adapter.
+const ADAPTER: &str = "adapter_config.json";
 /// Fetched beside the configuration and the weights, where a model has them.
 pub(crate) const COMPANIONS: [&str; 8] = [
     "generation_config.json",
@@ -110,6 +112,12 @@ pub(crate) fn from_file(name: &str, path: &Path, source: Source) -> Result<Model
 /// Reads a folder as a model: safetensors (single, indexed, or the only one there) before GGUF (the only one
 /// there).
 pub(crate) fn from_directory(name: &str, directory: &Path, source: Source) -> Result<ModelFiles, String> {
+    // The weights of an adapter have names of their own, in the form of a model's.
+    if directory.join(ADAPTER).is_file() && !directory.join(CONFIG).is_file() {
+        return Err(format!(
+            "{ADAPTER} says that it is an adapter (LoRA): merge it into its model, and name the result"
+        ));
+    }
     let weights = if directory.join(SINGLE).is_file() {
         WeightFiles::Safetensors(vec![directory.join(SINGLE)])
     } else if directory.join(INDEX).is_file() {
@@ -119,7 +127,13 @@ pub(crate) fn from_directory(name: &str, directory: &Path, source: Source) -> Re
     } else if let Some(file) = only_one(directory, "gguf")? {
         WeightFiles::Gguf(parts_on_disk(&file)?)
     } else {
-        return Err(format!("the folder holds neither {SINGLE}, {INDEX} nor a .gguf file"));
+        let nothing = format!("the folder holds neither {SINGLE}, {INDEX} nor a .gguf file");
+        return Err(match other_form(directory) {
+            Some((file, form)) => {
+                format!("{nothing}; {file} has weights as {form}: convert them to safetensors or GGUF")
+            }
+            None => nothing,
+        });
     };
     if matches!(weights, WeightFiles::Safetensors(_)) && !directory.join(CONFIG).is_file() {
         return Err(format!("the folder holds safetensors but no {CONFIG}"));
@@ -188,6 +202,24 @@ fn is_later_part(file: &str) -> bool {
     PartName::parse(file).is_some_and(|part| part.number > 1)
 }
 
+/// A file in a folder with weights in a form that is not read, and that form.
+fn other_form(directory: &Path) -> Option<(String, &'static str)> {
+    let forms = [
+        ("bin", "a pickle of PyTorch"),
+        ("pt", "a pickle of PyTorch"),
+        ("pth", "a pickle of PyTorch"),
+        ("onnx", "ONNX"),
+        ("h5", "HDF5"),
+        ("msgpack", "Flax"),
+    ];
+    let files = fs::read_dir(directory).ok()?.filter_map(|item| item.ok()?.file_name().into_string().ok());
+    let known = |file: String| {
+        let (_, form) = forms.iter().find(|(extension, _)| has_extension(&file, extension))?;
+        Some((file, *form))
+    };
+    files.filter_map(known).min()
+}
+
 fn only_one(directory: &Path, extension: &str) -> Result<Option<PathBuf>, String> {
     let unreadable = |error| format!("the folder cannot be read: {error}");
     let mut found = Vec::new();
@@ -210,6 +242,12 @@ fn only_one(directory: &Path, extension: &str) -> Result<Option<PathBuf>, String
     match found.as_slice() {
         [] => Ok(None),
         [file] => Ok(Some(file.clone())),
+        [first, ..] if extension == "safetensors" && first.to_string_lossy().contains("-of-") => {
+            Err(format!(
+                "the folder holds {} .safetensors files, but {INDEX}, which lists them, is missing",
+                found.len()
+            ))
+        }
         [first, second, ..] => Err(format!(
             "the folder holds {} .{extension} files ({}, {}, ..): name the one you want",
             found.len(),

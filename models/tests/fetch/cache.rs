@@ -158,6 +158,22 @@ fn paths_come_first() {
 }
 
 #[rstest]
+#[case(&["pytorch_model.bin", "config.json"], "pytorch_model.bin has weights as a pickle of PyTorch: convert them")]
+#[case(&["model.onnx"], "model.onnx has weights as ONNX")]
+#[case(&["adapter_config.json", "adapter_model.safetensors"], "adapter (LoRA): merge it")]
+#[case(
+    &["config.json", "m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"],
+    "2 .safetensors files, but model.safetensors.index.json, which lists them, is missing"
+)]
+fn a_folder_with_weights_that_are_not_read_says_which(#[case] files: &[&str], #[case] reason: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    for file in files {
+        fs::write(folder.path().join(file), b"x").unwrap();
+    }
+    assert_says(local(folder.path()), &["no model at", reason]);
+}
+
+#[rstest]
 #[case("missing.gguf", "there is no such file")]
 #[case("empty", "neither model.safetensors")]
 #[case("notes.txt", "only .gguf and .safetensors")]
