@@ -288,6 +288,12 @@ macro_rules! generation_request {
             /// The number of answers of which the best is returned: 1.
             #[serde(default)]
             pub(crate) best_of: Option<usize>,
+            /// Whether control tokens are left out of answers: true.
+            #[serde(default)]
+            pub(crate) skip_special_tokens: Option<bool>,
+            /// It has no effect: control tokens are not part of answers.
+            #[serde(default)]
+            pub(crate) spaces_between_special_tokens: Option<bool>,
             /// It has no effect: prompts are cached always.
             #[serde(default)]
             pub(crate) cache_prompt: Option<serde_json::Value>,
@@ -326,6 +332,8 @@ macro_rules! generation_request {
                     ("prompt_cache_key", self.prompt_cache_key.is_some()),
                     ("safety_identifier", self.safety_identifier.is_some()),
                     ("service_tier", self.service_tier.is_some()),
+                    ("skip_special_tokens", self.skip_special_tokens.is_some()),
+                    ("spaces_between_special_tokens", self.spaces_between_special_tokens.is_some()),
                     ("store", self.store.is_some()),
                     ("stream_options.continuous_usage_stats", options.continuous_usage_stats.is_some()),
                     ("stream_options.include_obfuscation", options.include_obfuscation.is_some()),
@@ -342,6 +350,10 @@ macro_rules! generation_request {
                 let options = self.stream_options.unwrap_or_default();
                 if self.best_of.is_some_and(|best_of| best_of != 1) {
                     return Err(crate::serve::error::ApiError::field("best_of", "must be 1: every answer is returned"));
+                }
+                if self.skip_special_tokens == Some(false) {
+                    let message = "must be true: control tokens are not part of answers";
+                    return Err(crate::serve::error::ApiError::field("skip_special_tokens", message));
                 }
                 let response_format = crate::serve::forms::form(
                     self.response_format.as_ref(),

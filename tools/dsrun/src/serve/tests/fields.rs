@@ -76,6 +76,9 @@ async fn fields_without_effect_are_accepted_unless_fields_are_strict() {
         "verbosity": "low",
         "modalities": ["text"],
         "best_of": 1,
+        "cache_prompt": true,
+        "skip_special_tokens": true,
+        "spaces_between_special_tokens": true,
         "user": "u",
     });
     let server = start().await;
@@ -88,6 +91,8 @@ async fn fields_without_effect_are_accepted_unless_fields_are_strict() {
         "continuous_usage_stats": false}});
     assert!(!server.events(CHAT, &with(question("Hello", 4), options)).await.is_empty());
     assert_eq!(server.refused(CHAT, &with(question("x", 1), json!({"best_of": 2}))).await.0, "best_of");
+    let shown = with(question("x", 1), json!({"skip_special_tokens": false}));
+    assert_eq!(server.refused(CHAT, &shown).await.0, "skip_special_tokens");
 
     let mut setup = Setup::default();
     setup.settings.strict_fields = Some(true);
