@@ -209,6 +209,8 @@ fn route_case(
         let own = ids.as_ref().map(|ids| &ids[row * slots..][..slots]);
         let (values, routed) = loop {
             let mut values = match kind {
+                // All of those that are subnormal are so, and decide.
+                Logits::Of(Values::Subnormal) => random.scaled(dtype, &[experts], Values::Subnormal, 0.2),
                 Logits::Of(kind) => random.tensor(dtype, &[experts], kind),
                 _ => random.scaled(dtype, &[experts], Values::Uniform, 6.0),
             }

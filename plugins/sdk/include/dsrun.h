@@ -930,7 +930,8 @@ typedef struct dsr_op_api {
                                struct dsr_call **call);
     // Enqueues a bound call. It neither allocates nor waits.
     struct dsr_status *(*enqueue)(struct dsr_call *call, struct dsr_stream *stream);
-    // Frees a bound call.
+    // Frees a bound call. What it has enqueued may still be pending, and runs to its end all the same; so it does when its plan
+    // is freed after it. Buffers and weights wait for that by themselves.
     void (*call_free)(struct dsr_call *call);
     // Enqueues a copy of the packed bytes of a weight to a range as long as its layout, in device or pinned memory. May be NULL
     // if no layout is DSR_PACKED_RELOCATABLE.
@@ -1280,7 +1281,7 @@ typedef struct dsr_attention_prepare_attributes {
 //   key_cache: float [P, kv_heads, B, D]; this step's keys are already in it
 //   value_cache: as key_cache, [P, kv_heads, B, D']; absent if value_size is not 0
 //   query_start, query_length, kv_length: i32 [S]
-//   block_table: i32 [S, N]; -1 after the last page
+//   block_table: i32 [S, N]; -1 after the last page, and for a page that is not there: its keys are attended to by none
 //   work: i32 [words]; the result of attention_prepare
 //   alibi: f32 [query_heads], optional; slopes
 //   sinks: f32 [query_heads], optional; one more score in each softmax, without a value
@@ -1291,8 +1292,10 @@ typedef struct dsr_attention_prepare_attributes {
 // With value_size = n > 0 there is one cache: the value of a key is its first n elements, and D' = n. Only llm-mla-1
 // requires that.
 //
-// With window = w > 0 a query attends to no key at i <= p - w. For a query that attends to no key y is zero, and
-// log_sum_exp is its sink or minus infinity. Scores and sums are computed in f32 or better; softmax weights may be
+// With window = w > 0 a query attends to no key at i <= p - w; pages that the windows of all queries have left may be -1.
+// For a query that attends to no key y is zero, and log_sum_exp is its sink or minus infinity. What keys and values hold
+// that a query does not attend to reaches no result of it, NaN and infinity included. Results are undefined if a score is
+// plus infinity, or if all are minus infinity. Scores and sums are computed in f32 or better; softmax weights may be
 // rounded to the element type of the cache before they multiply values (one inner rounding); the result is rounded once.
 typedef struct dsr_paged_attention_attributes {
     // The number of heads of query, a multiple of kv_heads.
