@@ -25,7 +25,7 @@
 //!
 //! A device may say that it flushes subnormal numbers of some types ([`dsrun_core::device::Flushed`]). Then zero stands for a
 //! subnormal result, and a result is right too if it is that of operands in which subnormal numbers are zero. If the type is f32,
-//! which ops compute in, the few steps of an addition may each lose up to the smallest normal f32 as well.
+//! which ops compute in, the few steps of an addition, and the terms of a sum, may each lose up to the smallest normal f32 as well.
 //!
 //! **All elements of a result together**: the mean of `((ŷ − y) / s)²` is at most the limit below, with
 //! `s = max(|y|, m / 64, m₂', smallest normal)` and `m₂'` the root of the sum of squares of inner terms:
@@ -117,10 +117,10 @@ impl Gate {
         self.normal_limit(dtype, real) + 4.0 * float::subnormal_step(dtype)
     }
 
-    /// The same on a device that flushes subnormal f32: each of the few steps may lose one.
+    /// The same on a device that flushes subnormal f32: each of the few steps may lose one, or each of the terms of a sum.
     fn flushed_limit(self, dtype: DType, real: Real) -> f64 {
         let tiny = float::subnormal_step(dtype).max(float::smallest_normal(DType::F32));
-        self.normal_limit(dtype, real) + 4.0 * tiny
+        self.normal_limit(dtype, real) + real.terms.max(4) as f64 * tiny
     }
 
     fn normal_limit(self, dtype: DType, real: Real) -> f64 {
@@ -182,11 +182,9 @@ pub fn judge(
         true => expected.gate.exact_limit(dtype, real),
         false => expected.gate.limit(dtype, real),
     };
-    // Whether the steps of this op may flush, where those of another device may not.
-    let flushes_steps = expected.keeps_subnormals
-        && [&numbers.flushed.operands, &numbers.flushed.results]
-            .iter()
-            .any(|types| types.contains(&DType::F32));
+    // Whether every step of an op may flush, where on another device none may, or only the last.
+    let flushes_steps =
+        [&numbers.flushed.operands, &numbers.flushed.results].iter().any(|types| types.contains(&DType::F32));
     let flushed_limit_of = |real: Real| match flushes_steps {
         true => expected.gate.flushed_limit(dtype, real),
         false => limit_of(real),
@@ -480,6 +478,20 @@ mod tests {
         assert!(!judged(lost, &Flushed::default()));
         assert!(!judged([-9.0e-38, 1.0], &flushing));
         assert!(!judged([3.5e-38, 1.0001], &flushing));
+    }
+
+    #[test]
+    fn a_sum_may_lose_each_subnormal_term_only_on_a_device_that_says_so() {
+        let value = 8.0 * 1.1e-38;
+        let expected = Expected::new(vec![Element::Real(Real::sum(value, value, 8))]);
+        let judged = |found: f64, flushed: &Flushed| {
+            let bits = [float::bits(DType::F32, found)];
+            let numbers = Numbers { strict_nan: true, flushed: flushed.clone() };
+            judge(DType::F32, &[1], &expected, &bits, &[0x7fff_ffff], &numbers).failures.is_empty()
+        };
+        let flushing = Flushed { operands: vec![DType::F32], results: Vec::new() };
+        assert!(judged(0.0, &flushing) && !judged(-2.0e-38, &flushing));
+        assert!(!judged(0.0, &Flushed::default()));
     }
 
     #[test]

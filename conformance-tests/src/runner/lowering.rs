@@ -12,10 +12,11 @@ use crate::{
     oracle::float,
 };
 use dsrun_core::{
+    Size,
     checked::CheckedPlan,
     device::Device,
-    kernels::{Arguments, CallDesc},
-    op::Op,
+    kernels::{Arguments, CallDesc, OperandDesc},
+    op::{Op, OperandType},
     program::ValueId,
     region::Region,
 };
@@ -78,9 +79,10 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
     let mut placed = place_operands(case, device, stream)?;
     // The place of each value of the body: an updated operand keeps its place.
     let mut places: Vec<usize> = (0..placed.len()).collect();
-    // The values of the body have the extent of the first result.
+    // The values of the body whose first size is that of a bounded operand have the extent of the first result.
     let rows = case.results.first().map(|expected| expected.layout).unwrap_or_default();
-    let layout = Layout { gap: 0, ..rows };
+    let rows = Layout { gap: 0, ..rows };
+    let bounded = bounded_values(region, &placed);
     for call in region.calls() {
         let place = |id: ValueId| places[id.index()];
         let of = |id: &Option<ValueId>| id.map_or(&Placed::Absent, |id| &placed[place(id)]);
@@ -101,6 +103,8 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
                 continue;
             }
             let shape = inferred.resolve(&|_| None)?;
+            let has_extent = call.results.get(index).is_none_or(|id| bounded.get(id.index()) != Some(&false));
+            let layout = if has_extent { rows } else { Layout::default() };
             let image = Image::of_result(device, inferred.dtype, &shape, layout)?;
             image.upload(stream, Content::Poisoned)?;
             desc.results.push(image.desc.clone());
@@ -132,4 +136,25 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
         run.results.push(found);
     }
     Ok(run)
+}
+
+/// Whether each value of a region's body has as many rows as a bounded operand; empty if operands do not fit together by that, and
+/// nothing is known.
+fn bounded_values(region: &Region, operands: &[Placed]) -> Vec<bool> {
+    let one = |operand: &Placed| match operand.desc()? {
+        OperandDesc::Weight(weight) => Some(OperandType::Weight(weight)),
+        OperandDesc::Tensor(desc) => {
+            let mut tensor = desc.tensor_type();
+            if let (true, Some(first)) = (desc.bounded, tensor.shape.first_mut()) {
+                *first = Size::bounded("rows");
+            }
+            Some(OperandType::Tensor(tensor))
+        }
+    };
+    let types = region.value_types(&operands.iter().map(one).collect::<Vec<_>>()).unwrap_or_default();
+    let is_bounded = |value: &Option<OperandType>| match value {
+        Some(OperandType::Tensor(tensor)) => matches!(tensor.shape.first(), Some(Size::Bounded(_))),
+        _ => false,
+    };
+    types.iter().map(is_bounded).collect()
 }
