@@ -249,7 +249,7 @@ fn what_only_decoders_can_do_is_refused() {
     // A decoder tells the parts of a text apart by its template, and has no scores.
     let mut decoder = load(&fixtures::folder("qwen3"), device(), &exact(64, 2));
     let parts = EmbeddingRequest { tokens: vec![1, 2], second: Some(1), ..EmbeddingRequest::default() };
-    assert!(decoder.submit_embedding(parts).unwrap_err().to_string().contains("no encoder"));
+    assert!(decoder.submit_embedding(parts).unwrap_err().to_string().contains("not an encoder"));
     let scores =
         EmbeddingRequest { tokens: vec![1], pooling: Pooling::Scores, ..EmbeddingRequest::default() };
     assert!(decoder.submit_embedding(scores).unwrap_err().to_string().contains("classification head"));

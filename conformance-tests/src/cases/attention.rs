@@ -129,7 +129,7 @@ pub(super) fn paged(dtype: DType) -> Vec<Case> {
     let mut all = setups();
     all.extend(random_setups(&mut Random::named(&format!("paged_attention/{dtype}"))));
     all.extend(thresholds());
-    all.extend(special_setups());
+    all.extend(special_setups(dtype));
     let all = all.into_iter().enumerate();
     let one = |(number, setup): (usize, Setup)| {
         let id = format!("paged_attention/{dtype}/{}", setup.label);
@@ -251,10 +251,13 @@ pub(super) fn unpaged(dtype: DType) -> Vec<Case> {
         let all_are_new = !setup.special.strewn.is_empty();
         let length = |(new, all): (usize, usize)| if all_are_new { all } else { new };
         setup.sequences.iter_mut().for_each(|both| *both = (length(*both), length(*both)));
+        if dtype != DType::F32 && setup.mask != AttentionMask::Bidirectional {
+            setup.special.leave_values();
+        }
     };
     let mut all = setups();
     all.extend(random_setups(&mut Random::named(&format!("attention/{dtype}"))));
-    all.extend(special_setups());
+    all.extend(special_setups(dtype));
     let mut cases = Vec::new();
     for (number, mut setup) in all.into_iter().enumerate() {
         if setup.mask == AttentionMask::Explicit || setup.wide_query || setup.shared_values {

@@ -1293,10 +1293,12 @@ typedef struct dsr_attention_prepare_attributes {
 // requires that.
 //
 // With window = w > 0 a query attends to no key at i <= p - w; pages that the windows of all queries have left may be -1.
-// For a query that attends to no key y is zero, and log_sum_exp is its sink or minus infinity. What keys and values hold
-// that a query does not attend to reaches no result of it, NaN and infinity included. Results are undefined if a score is
-// plus infinity, or if all are minus infinity. Scores and sums are computed in f32 or better; softmax weights may be
-// rounded to the element type of the cache before they multiply values (one inner rounding); the result is rounded once.
+// For a query that attends to no key y is zero, and log_sum_exp is its sink or minus infinity. What keys hold that a query
+// does not attend to reaches no result of it, NaN and infinity included; nor does what values of f32 hold. NaN and infinity in
+// values of 16 bits may reach all queries of their sequence: kernels multiply tiles of them by weights of 0. Results are
+// undefined if a score is plus infinity, or if all are minus infinity. Scores and sums are computed in f32 or better; softmax
+// weights may be rounded to the element type of the cache before they multiply values (one inner rounding); the result is
+// rounded once.
 typedef struct dsr_paged_attention_attributes {
     // The number of heads of query, a multiple of kv_heads.
     uint32_t query_heads;

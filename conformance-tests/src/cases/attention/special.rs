@@ -10,7 +10,7 @@ use crate::{
     random::{Random, Values},
     tensor::Tensor,
 };
-use dsrun_core::op::AttentionMask;
+use dsrun_core::{DType, op::AttentionMask};
 
 /// The numbers out of the ordinary among the operands of a step.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +58,11 @@ impl Special {
     /// The distribution of an operand whose usual one is given.
     pub(super) fn values(&self, usual: Values) -> Values {
         self.values.unwrap_or(usual)
+    }
+
+    /// Takes the special numbers out of values, where some queries of a sequence do not attend to them.
+    pub(super) fn leave_values(&mut self) {
+        self.strewn.retain(|strewn| strewn.place != Place::Value);
     }
 
     fn at(&self, place: Place) -> impl Iterator<Item = &Strewn> {
@@ -110,8 +115,24 @@ impl Special {
     }
 }
 
-/// Steps with special numbers.
-pub(super) fn special_setups() -> Vec<Setup> {
+/// Steps with special numbers. Of values of 16 bits, which may reach queries that do not attend to them, only steps in which a query
+/// attends to all of a sequence have any.
+pub(super) fn special_setups(dtype: DType) -> Vec<Setup> {
+    let mut all = all_setups();
+    if dtype != DType::F32 {
+        let hides_values = |setup: &Setup| {
+            let hidden = |strewn: &Strewn| {
+                let (new, _) = setup.sequences[strewn.sequence];
+                strewn.place == Place::Value && new > 1
+            };
+            setup.mask != AttentionMask::Bidirectional && setup.special.strewn.iter().any(hidden)
+        };
+        all.retain(|setup| !hides_values(setup));
+    }
+    all
+}
+
+fn all_setups() -> Vec<Setup> {
     use AttentionMask::{Bidirectional, Explicit};
     use Place::{Key, Query, Value};
     const INFINITY: f64 = f64::INFINITY;
@@ -189,7 +210,7 @@ pub(super) fn keys(special: &Special) -> Values {
 }
 
 /// A query tensor.
-pub(super) fn query(random: &mut Random, dtype: dsrun_core::DType, setup: &Setup, batch: &Batch) -> Tensor {
+pub(super) fn query(random: &mut Random, dtype: DType, setup: &Setup, batch: &Batch) -> Tensor {
     let shape = [batch.tokens, setup.query_heads * setup.key_size];
     // Queries have no large mean: with keys of a large mean, all scores would be very large and nearly equal.
     let mut query = random.tensor(dtype, &shape, setup.special.values(Values::Uniform));
