@@ -91,7 +91,7 @@ impl Modules {
     /// Reads the content of `modules.json`.
     ///
     /// # Errors
-    /// If it is no list of modules, has a module that is not supported, or has none that pools.
+    /// If the file is not a list of modules, has an unsupported module, or has no pooling module.
     pub(crate) fn from_json_bytes(bytes: &[u8]) -> Result<Self, ConfigError> {
         let list: Vec<Map<String, Value>> = serde_json::from_slice(bytes)
             .map_err(|error| ConfigError::Json { message: error.to_string() })?;

@@ -14,7 +14,6 @@ use super::{
 use crate::{
     error::{EngineError, Result},
     kv_cache::SwapSpace,
-    options::WeightsIn,
     plan::{
         EnginePlan, FollowerPlan, Identity, MeshRank, PlanCache, Resident, SharedMemory, StepState,
         WeightImages, WeightRing, cache_desc, is_cache, state_bytes, weight_desc,
@@ -184,8 +183,8 @@ fn load_rank(
     let source = &**model.weights();
     let mut images = None;
     if let Some(streamed) = &plan.stream {
-        let identity = packed_identity(&plan, source, &*device)?;
-        images = Some(WeightImages::new(streamed, identity, &*device)?);
+        let identity = || packed_identity(&plan, source, &*device);
+        images = Some(WeightImages::new(streamed, &identity, &*device)?);
     }
     load_weights(&plan, source, &*device, &mut *stream, &mut resident, images.as_mut(), progress)?;
     stream.synchronize("loading the weights", LOAD_TIMEOUT)?;
@@ -221,17 +220,12 @@ fn allocate_swap(plan: &EnginePlan, device: &dyn Device, resident: &Resident) ->
 /// The identity of a rank's packed weights: the same for each start with the same model, backend and options, and for no other.
 ///
 /// # Errors
-/// If weights are to be kept on disk, and the source cannot tell when its tensors change.
+/// If the source cannot tell when its tensors change.
 fn packed_identity(plan: &EnginePlan, source: &dyn TensorSource, device: &dyn Device) -> Result<Identity> {
-    let fingerprint = match (source.fingerprint(), &plan.options.weights_in) {
-        (Some(fingerprint), _) => fingerprint,
-        (None, place @ WeightsIn::Disk(_)) => {
-            let rule =
-                format!("is not possible: nothing tells when the tensors of {} change", source.describe());
-            return Err(EngineError::option("weights-in", place, rule));
-        }
-        (None, _) => String::new(),
-    };
+    let fingerprint = source.fingerprint().ok_or_else(|| {
+        let rule = format!("is not possible: nothing tells when the tensors of {} change", source.describe());
+        EngineError::option("weights-in", &plan.options.weights_in, rule)
+    })?;
     let mut identity = Identity::new(&device.properties().name, &fingerprint);
     for (_, value) in plan.program().values_from(|origin| matches!(origin, Origin::Weight(_))) {
         let (Origin::Weight(expr), OperandType::Weight(weight)) = (&value.origin, &value.value_type) else {

@@ -1,7 +1,7 @@
 //! Special numbers in attention: NaN and infinity in single places, zeros, subnormal numbers and scores of any size.
 //!
-//! A kernel that works tile by tile multiplies what is behind a mask by a weight of 0, which makes NaN of NaN and of infinity. So
-//! these steps have them in keys and values that some queries of the same tile attend to and others do not.
+//! A kernel that works tile by tile multiplies masked values by a weight of 0, and 0 times NaN or infinity is NaN. These steps put
+//! NaN and infinity into keys and values that some queries of a tile attend to and others do not.
 
 use super::{Batch, setups::Setup};
 use crate::{

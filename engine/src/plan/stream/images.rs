@@ -45,12 +45,16 @@ enum Store {
 }
 
 impl WeightImages {
-    /// Makes place for the layers of a plan: nothing is allocated yet in host memory, a file is opened or begun. `identity` is that
-    /// of the weights if layers are read from disk.
+    /// Prepares to store the layers of a plan. Host memory is allocated later; a file is opened, or begun if it is not there.
+    /// `identity` makes the identity of the weights, which only a file needs.
     ///
     /// # Errors
     /// If a file can neither be read nor written, or host memory cannot be pinned.
-    pub(crate) fn new(plan: &StreamPlan, identity: Identity, device: &dyn Device) -> Result<Self> {
+    pub(crate) fn new(
+        plan: &StreamPlan,
+        identity: &dyn Fn() -> Result<Identity>,
+        device: &dyn Device,
+    ) -> Result<Self> {
         let mut places = HashMap::new();
         for (number, layer) in plan.layers.iter().enumerate() {
             let weights = layer.weights.iter().enumerate();
@@ -58,7 +62,7 @@ impl WeightImages {
         }
         let (mut store, mut staging) = (Store::Host(vec![None; plan.layers.len()]), None);
         if let Some(disk) = &plan.disk {
-            store = match PackedFile::open(&disk.folder, identity, &plan.layers)? {
+            store = match PackedFile::open(&disk.folder, identity()?, &plan.layers)? {
                 Opened::Complete(file) => Store::Written(Box::new(file)),
                 Opened::Missing(writer) => Store::Writing(Box::new(writer)),
             };

@@ -273,8 +273,8 @@ impl PackedFileWriter {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
-        // Between the look for the file and the lock, another process may have finished it.
-        if path.exists() && !partial.exists() {
+        // Before the lock was free, another process may have finished this file and given it its name.
+        if !is_at(&file, &partial) {
             return Ok(None);
         }
         file.set_len(0).map_err(failed)?;
@@ -372,6 +372,22 @@ fn cannot(what: &str, path: &Path, error: &io::Error) -> Error {
         _ => "",
     };
     Error::new(Code::Unavailable, format!("{} cannot {what}: {error}{hint}", path.display()))
+}
+
+/// Whether a path still names an open file.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let (opened, named) = (file.metadata(), fs::metadata(path));
+    opened
+        .ok()
+        .zip(named.ok())
+        .is_some_and(|(opened, named)| (opened.dev(), opened.ino()) == (named.dev(), named.ino()))
+}
+
+#[cfg(not(unix))]
+fn is_at(_: &File, path: &Path) -> bool {
+    path.exists()
 }
 
 /// # Errors
