@@ -11,7 +11,7 @@
 //! | `calls` | descriptions of calls and weights for a device |
 //! | `layout` | the storage plan of a step |
 //! | `memory`, `traffic` | bytes that are allocated, bytes and products of a step |
-//! | `stream` | layers whose weights stay in host memory and are copied to the device for each step |
+//! | `stream` | layers whose weights stay in host memory or on disk and are copied to the device for each step |
 //! | `draft_plan`, `draft_vocabulary` | the memory and compatibility of a draft model |
 //! | `execution_context`, `compiled_step`, `plan_cache` | a step bound to device memory |
 //! | `mesh`, `mesh_rank`, `mesh_programs` | a model that is split over several devices: the mesh, the position of each rank in it, and the program of each rank |
