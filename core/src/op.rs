@@ -52,7 +52,7 @@ pub use latent::{HeadLinear, LatentWrite};
 pub use linear::Linear;
 pub use moe::{GroupScore, GroupedLinear, MoeCombine, MoeGroup, MoeRoute, RouterNorm, RouterScore};
 pub use norm::{LayerNorm, RmsNorm};
-pub use quant::{LinearW8A8, QuantPerToken};
+pub use quant::{LinearA8, LinearW8A8, QuantPerGroup, QuantPerToken};
 pub use rope::{Rope, RopePairing};
 pub use sampling::{Argmax, LogitProcess, SAMPLING_COLUMNS, Sample, SamplingColumn};
 pub use signature::{
@@ -244,6 +244,8 @@ primitives! {
     MoeCombine = 31,
     HeadLinear = 32,
     LatentWrite = 33,
+    QuantPerGroup = 34,
+    LinearA8 = 35,
     AllReduce = 64,
     AllGather = 65,
     ReduceScatter = 66,

@@ -47,6 +47,8 @@ fn op_numbers_are_stable() {
         ("moe_combine", 31),
         ("head_linear", 32),
         ("latent_write", 33),
+        ("quant_per_group", 34),
+        ("linear_a8", 35),
         ("all_reduce", 64),
         ("all_gather", 65),
         ("reduce_scatter", 66),

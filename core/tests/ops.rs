@@ -19,8 +19,9 @@ use dsrun_core::{
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttributeValue,
         Axis, Cast, Columns, DimensionKind, Embed, GateLayout, GatedActivation, GroupedLinear, HeadLinear,
-        LayerNorm, Linear, LinearW8A8, MoeCombine, MoeGroup, MoeRoute, Op, OperandKind, OperandType,
-        PageGather, PagedAttention, PrepareStep, ReduceScatter, Reduction, RmsNorm, Rope, RouterScore,
+        LayerNorm, Linear, LinearA8, LinearW8A8, MoeCombine, MoeGroup, MoeRoute, Op, OperandKind,
+        OperandType, PageGather, PagedAttention, PrepareStep, QuantPerGroup, ReduceScatter, Reduction,
+        RmsNorm, Rope, RouterScore,
     },
 };
 use misfits::MISFITS;
@@ -254,6 +255,11 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
     let mut add = |attribute, op: Op| refused.push((attribute, op, attribute, None));
     add("dtype", Embed { dtype: DType::I32, ..EMBED }.into());
     add("dtype", LinearW8A8 { dtype: DType::I8 }.into());
+    add("dtype", LinearA8 { dtype: DType::I8, group: 32 }.into());
+    for group in [0, 48, 65] {
+        add("group", LinearA8 { dtype: DType::F32, group }.into());
+        add("group", QuantPerGroup { group }.into());
+    }
     for eps in [-1e-5, f32::NAN, f32::INFINITY] {
         add("eps", RmsNorm { eps, ..RMS_NORM }.into());
         add("eps", LayerNorm { eps }.into());

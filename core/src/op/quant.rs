@@ -1,4 +1,4 @@
-//! Quantisation of activations, and the linear layer over quantised activations.
+//! Quantisation of activations, and the linear layers over quantised activations.
 
 use super::{
     Axis,
@@ -125,6 +125,143 @@ impl Operation for LinearW8A8 {
                 ("inputs", Reduced, inputs.into()),
             ],
             &[&[Axis::Of(&[0]), Axis::Of(&[2])], &[Axis::Of(&[0])], &[Axis::Of(&[1]), Axis::Of(&[2])], bias],
+            &[&[Axis::Of(&[0]), Axis::Of(&[1])]],
+        ))
+    }
+}
+
+/// The number of groups of a row of `columns` elements.
+fn groups(group: u32, columns: usize, of: &str) -> Result<usize> {
+    let size = group as usize;
+    if size == 0 || !columns.is_multiple_of(size) {
+        let message = format!("is {group}, must divide {columns} ({of})");
+        return Err(Error::invalid(message).at("group"));
+    }
+    Ok(columns / size)
+}
+
+attributes! {
+    /// Quantises every group of `group` consecutive elements of a row with its own scale: [`QuantPerToken`] of each group.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `x` | float `[M, K]` | `K` a multiple of `group` |
+    /// | → `y` | i8 `[M, K]` | within ±127 |
+    /// | → `scales` | f32 `[M, K / group]` | |
+    ///
+    /// Divisions, rounding and special values are those of [`QuantPerToken`], group by group: an infinite or NaN value makes
+    /// the results of its own group unspecified and affects no other group.
+    QuantPerGroup {
+        /// The number of consecutive elements that share a scale; at least 1.
+        group: u32,
+    }
+}
+
+impl Operation for QuantPerGroup {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "quant_per_group",
+        profile: Profile::LlmQuant2,
+        summary: "`quant_per_token` of every `group` consecutive elements of a row",
+        operands: &[operand("x", OperandKind::Float)],
+        results: &[result("y"), result("scales")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let x = operands.tensor("x")?;
+        let [rows, features] = x.sizes()?;
+        let groups = groups(self.group, x.known(1)?, "features of x")?;
+        Ok(vec![
+            TensorType { dtype: DType::I8, shape: vec![rows.clone(), features.clone()] },
+            TensorType { dtype: DType::F32, shape: vec![rows.clone(), groups.into()] },
+        ])
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let x = operands.tensor("x")?;
+        let [rows, _] = x.sizes()?;
+        let groups = groups(self.group, x.known(1)?, "features of x")?;
+        let features = &[Axis::Of(&[0]), Axis::Of(&[1, 2])];
+        Ok(IndexMaps::new(
+            [
+                ("rows", Parallel, rows.clone()),
+                ("groups", Parallel, groups.into()),
+                ("elements", Whole, (self.group as usize).into()),
+            ],
+            &[features],
+            &[features, &[Axis::Of(&[0]), Axis::Of(&[1])]],
+        ))
+    }
+}
+
+attributes! {
+    /// Linear layer over activations that are quantised in groups: `y[m, n] = sum_k scales[m, k / group] * x[m, k] * weight[n, k]
+    /// (+ bias[n])`.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `x` | i8 `[M, K]` | within ±127; -128 is unspecified |
+    /// | `scales` | f32 `[M, K / group]` | |
+    /// | `weight` | weight `[N, K]` | of any format; the format's formula defines quantised elements |
+    /// | `bias` | float `[N]`, optional | |
+    /// | → `y` | `dtype` `[M, N]` | |
+    ///
+    /// Products are accumulated in f32 or better, or exactly in integers within a group; scales are applied in f32 or better, in
+    /// any order. The sum with the bias is rounded once. Weights are not rounded to fewer bits than their format has.
+    LinearA8 {
+        /// The element type of the result; a float.
+        dtype: DType,
+        /// The number of consecutive elements of `x` that share a scale; at least 1.
+        group: u32,
+    }
+}
+
+impl Operation for LinearA8 {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "linear_a8",
+        profile: Profile::LlmQuant2,
+        summary: "`y[m, n] = sum_k scales[m, k / group] * x[m, k] * weight[n, k] (+ bias[n])`",
+        operands: &[
+            operand("x", OperandKind::I8),
+            operand("scales", OperandKind::F32),
+            operand("weight", OperandKind::Weight),
+            optional("bias", OperandKind::Float),
+        ],
+        results: &[result("y")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let x = operands.tensor("x")?;
+        let [rows, _] = x.sizes()?;
+        let (outputs, inputs) = operands.weight("weight")?;
+        x.expect(1, &inputs.into(), "columns of weight")?;
+        let groups = groups(self.group, inputs, "columns of weight")?;
+        let scales = operands.tensor("scales")?;
+        scales.expect_shape([rows, &groups.into()], "rows and groups of x")?;
+        if let Some(bias) = operands.optional("bias") {
+            bias.expect_shape([&outputs.into()], "rows of weight")?;
+        }
+        check_float(self.dtype)?;
+        Ok(vec![TensorType { dtype: self.dtype, shape: vec![rows.clone(), outputs.into()] }])
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let [rows, _] = operands.tensor("x")?.sizes()?;
+        let (outputs, inputs) = operands.weight("weight")?;
+        let groups = groups(self.group, inputs, "columns of weight")?;
+        let bias = if operands.optional("bias").is_some() { &[Axis::Of(&[1])] } else { ABSENT };
+        Ok(IndexMaps::new(
+            [
+                ("rows", Parallel, rows.clone()),
+                ("outputs", Parallel, outputs.into()),
+                ("groups", Reduced, groups.into()),
+                ("elements", Reduced, (self.group as usize).into()),
+            ],
+            &[
+                &[Axis::Of(&[0]), Axis::Of(&[2, 3])],
+                &[Axis::Of(&[0]), Axis::Of(&[2])],
+                &[Axis::Of(&[1]), Axis::Of(&[2, 3])],
+                bias,
+            ],
             &[&[Axis::Of(&[0]), Axis::Of(&[1])]],
         ))
     }

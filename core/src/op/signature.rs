@@ -20,12 +20,14 @@ pub enum Profile {
     LlmDist1 = 4,
     /// The ops of models with latent attention.
     LlmMla1 = 5,
+    /// The ops of models with weights of any format and activations that are quantised in groups.
+    LlmQuant2 = 6,
 }
 
 impl Profile {
     /// Every profile, in the order of its number.
-    pub const ALL: [Self; 5] =
-        [Self::LlmCore1, Self::LlmQuant1, Self::LlmMoe1, Self::LlmDist1, Self::LlmMla1];
+    pub const ALL: [Self; 6] =
+        [Self::LlmCore1, Self::LlmQuant1, Self::LlmMoe1, Self::LlmDist1, Self::LlmMla1, Self::LlmQuant2];
 
     /// The name that documents and the command line use.
     pub const fn name(self) -> &'static str {
@@ -35,6 +37,7 @@ impl Profile {
             Self::LlmMoe1 => "llm-moe-1",
             Self::LlmDist1 => "llm-dist-1",
             Self::LlmMla1 => "llm-mla-1",
+            Self::LlmQuant2 => "llm-quant-2",
         }
     }
 }

@@ -6,10 +6,10 @@ use dsrun_core::{
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
         Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, GateLayout, GatedActivation, GatherRows,
-        GroupScore, GroupedLinear, HeadLinear, KvWrite, LatentWrite, LayerNorm, Linear, LinearW8A8,
+        GroupScore, GroupedLinear, HeadLinear, KvWrite, LatentWrite, LayerNorm, Linear, LinearA8, LinearW8A8,
         LogitProcess, MeshAxis, MoeCombine, MoeGroup, MoeRoute, Nonlinearity, Op, OperandType, PageGather,
-        PageScatter, PagedAttention, PrepareStep, QuantPerToken, Receive, ReduceScatter, Reduction, RmsNorm,
-        Rope, RopePairing, RouterNorm, RouterScore, Sample, Send,
+        PageScatter, PagedAttention, PrepareStep, QuantPerGroup, QuantPerToken, Receive, ReduceScatter,
+        Reduction, RmsNorm, Rope, RopePairing, RouterNorm, RouterScore, Sample, Send,
     },
 };
 
@@ -102,6 +102,11 @@ pub(crate) fn valid() -> Vec<Case> {
     let quantised = LinearW8A8 { dtype: DType::BF16 };
     for (weight, bias) in [("weight int8[96, 64]", "f16[96]"), ("weight int8_bf16[96, 64]", "_")] {
         add(quantised.into(), &["i8[?t, 64]", "f32[?t]", weight, bias], &["bf16[?t, 96]"]);
+    }
+    add(QuantPerGroup { group: 16 }.into(), &["bf16[?t, 64]"], &["i8[?t, 64]", "f32[?t, 4]"]);
+    let grouped = LinearA8 { dtype: DType::BF16, group: 32 };
+    for (weight, bias) in [("weight q4_1[96, 64]", "f16[96]"), ("weight f32[96, 64]", "_")] {
+        add(grouped.into(), &["i8[?t, 64]", "f32[?t, 2]", weight, bias], &["bf16[?t, 96]"]);
     }
     add(ACTIVATION.into(), &["f16[?t, 8]", "f32[8]"], &["f16[?t, 8]"]);
     add(ACTIVATION.into(), &["f16[?t, 8]", "_"], &["f16[?t, 8]"]);
