@@ -7,7 +7,7 @@ mod group;
 mod quantise;
 
 use crate::{DType, Error, Result};
-pub use block::BlockFormat;
+pub use block::{BlockFormat, six_bit_factors};
 pub use group::{GroupBits, GroupFormat, GroupOffset, GroupRow, GroupSize, ScaleType};
 use std::{fmt, ops::Range};
 

@@ -36,6 +36,7 @@ pub use dtype::DType;
 pub use error::{Code, Error, Result};
 pub use format::{
     Affine, BlockFormat, GroupBits, GroupFormat, GroupOffset, GroupRow, GroupSize, ScaleType, WeightFormat,
+    six_bit_factors,
 };
 pub use tensor::{Size, TensorDesc, TensorType};
 pub use weight::{BytesReader, WeightExpr, WeightReader, WeightType};

@@ -52,6 +52,11 @@ pub struct EngineOptions {
     pub precision: Precision,
     /// The element type of the KV cache; [`Precision::Keep`] is that of the activations.
     pub kv_precision: Precision,
+    /// Whether numbers are rounded only as the types of weights and activations say. Otherwise a device that has `llm-quant-2`
+    /// rounds the inputs of linear layers with quantised weights to 8 bits, with a scale for each
+    /// [`INPUT_GROUP`](crate::passes::quantize::INPUT_GROUP); and unless `precision` or `kv_precision` name a type, the KV cache of
+    /// f32 activations is kept in f16.
+    pub exact: bool,
     /// Tokens a request may have, prompt and answer together. The default is the model's own limit, at most
     /// [`EngineOptions::DEFAULT_CONTEXT`].
     pub context: Option<usize>,
@@ -127,6 +132,7 @@ impl Default for EngineOptions {
         Self {
             precision: Precision::Keep,
             kv_precision: Precision::Keep,
+            exact: true,
             context: None,
             rope_context: None,
             max_requests: 1,

@@ -56,8 +56,7 @@ pub(crate) use memory::{cache_desc, page_bytes};
 pub(crate) use mesh_programs::mesh_programs;
 pub(crate) use mesh_rank::{MeshRank, MeshShape};
 pub(crate) use plan_cache::{PlanCache, plan_key};
-pub(crate) use programs::StepPrograms;
-use programs::preferred_type;
+pub(crate) use programs::{DeviceNumbers, StepPrograms};
 use std::sync::Arc;
 pub(crate) use step_interface::{SegmentSet, StepInput, StepOutput, StepSegment, StepSize, StepState};
 pub(crate) use stream::{DiskReads, Identity, StreamPlan, WeightImages, WeightRing};
@@ -129,7 +128,7 @@ impl EnginePlan {
 
     /// Plans everything but the memory, with the number of KV cache pages that the options ask for.
     fn without_memory(model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<Self> {
-        let program = StepPrograms::quantized(model, preferred_type(device), options)?;
+        let program = StepPrograms::quantized(model, DeviceNumbers::of(device), options)?;
         Self::of_program(program, model.config().context, device, options, None)
     }
 

@@ -23,7 +23,7 @@ use crate::{
     error::{EngineError, Result},
     options::EngineOptions,
     passes::{partition::PipelineOptions, shard::MeshCosts},
-    plan::{EnginePlan, FixedSizes, MeshShape, StepPrograms, mesh_programs},
+    plan::{DeviceNumbers, EnginePlan, FixedSizes, MeshShape, StepPrograms, mesh_programs},
 };
 use dsrun_core::{
     Code, DType, Error,
@@ -171,7 +171,9 @@ pub fn forecast(
         return Err(EngineError::option("devices", devices, rule));
     }
     let options = options_for(options, load);
-    let program = StepPrograms::quantized(model, hardware.dtype.unwrap_or(DType::BF16), &options)?;
+    let preferred = hardware.dtype.unwrap_or(DType::BF16);
+    let numbers = DeviceNumbers { preferred, quantises_inputs: false };
+    let program = StepPrograms::quantized(model, numbers, &options)?;
     let all: Vec<(usize, usize)> = match mesh {
         Some(mesh) => vec![mesh],
         None => (1..=devices.min(MOST_TENSOR_RANKS))

@@ -69,6 +69,8 @@ impl Compute for CpuKernels {
             Op::Sample(op) => Box::new(*op),
             Op::QuantPerToken(op) => Box::new(*op),
             Op::LinearW8A8(op) => Box::new(*op),
+            Op::QuantPerGroup(op) => Box::new(*op),
+            Op::LinearA8(op) => Box::new(*op),
             Op::MoeRoute(op) => Box::new(*op),
             Op::MoeGroup(op) => Box::new(*op),
             Op::GroupedLinear(op) => Box::new(*op),

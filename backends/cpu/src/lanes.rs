@@ -27,11 +27,16 @@ pub(crate) trait Lanes: Copy {
     type Float: Copy;
     /// Sixteen u32.
     type Bits: Copy;
+    /// Sixteen i32.
+    type Sums: Copy;
 
     /// Rows of activations a kernel multiplies at once with dense weights: as many sums as fit the registers.
     const ROWS: usize;
     /// Rows of activations a kernel multiplies at once with quantised weights, whose decoding takes registers too.
     const ROWS_DECODING: usize;
+
+    /// Rows of activations a kernel multiplies at once with integer weights, which takes two registers of sums for each row.
+    const ROWS_INTEGERS: usize;
 
     /// Runs a task compiled for this instruction set.
     fn run<T: Task>(self, task: T) -> T::Output;
@@ -40,6 +45,7 @@ pub(crate) trait Lanes: Copy {
     fn load(self, from: &[f32; WIDTH]) -> Self::Float;
     fn load_f16(self, from: &[u16; WIDTH]) -> Self::Float;
     fn load_bf16(self, from: &[u16; WIDTH]) -> Self::Float;
+    fn load_u8(self, from: &[u8; WIDTH]) -> Self::Float;
     fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits;
     fn store(self, value: Self::Float, to: &mut [f32; WIDTH]);
     fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float;
@@ -49,6 +55,14 @@ pub(crate) trait Lanes: Copy {
     fn masked(self, bits: Self::Bits, mask: u32) -> Self::Float;
     /// `bits >> SHIFT` as a number. `SHIFT` is not 0, for the same reason.
     fn shifted<const SHIFT: u32>(self, bits: Self::Bits) -> Self::Float;
+    /// `(bits >> SHIFT) & mask`, or `(bits << -SHIFT) & mask`.
+    fn field<const SHIFT: i32>(self, bits: Self::Bits, mask: u32) -> Self::Bits;
+    fn or(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
+    fn splat_sums(self, value: i32) -> Self::Sums;
+    /// Adds to each sum the products of the four unsigned bytes of `weights` and the four signed bytes of `x`. `SMALL` promises
+    /// that the unsigned bytes are below 128. Sums wrap around.
+    fn dot<const SMALL: bool>(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums;
+    fn sums_to_float(self, sums: Self::Sums) -> Self::Float;
     /// Sixteen vectors whose lane `i` of vector `j` is lane `j` of vector `i`.
     fn transpose(self, vectors: [Self::Float; WIDTH]) -> [Self::Float; WIDTH];
     /// Prefetches a cache line; any address is allowed.
@@ -60,16 +74,25 @@ pub(crate) trait Lanes: Copy {
 pub(crate) enum InstructionSet {
     Portable,
     #[cfg(target_arch = "x86_64")]
-    Avx2(Avx2),
+    Avx2(Avx2<false>),
     #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512),
+    AvxVnni(Avx2<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512<false>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(Avx512<true>),
 }
 
 impl InstructionSet {
     /// Every set that this processor has, the best last.
     pub(crate) fn available() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
-        let more = [Avx2::detect().map(Self::Avx2), Avx512::detect().map(Self::Avx512)];
+        let more = [
+            Avx2::detect().map(Self::Avx2),
+            Avx2::detect().map(Self::AvxVnni),
+            Avx512::detect().map(Self::Avx512),
+            Avx512::detect().map(Self::Avx512Vnni),
+        ];
         #[cfg(not(target_arch = "x86_64"))]
         let more = [];
         [Some(Self::Portable)].into_iter().chain(more).flatten()
@@ -87,7 +110,11 @@ impl InstructionSet {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(lanes) => lanes.run(task),
             #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni(lanes) => lanes.run(task),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512(lanes) => lanes.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(lanes) => lanes.run(task),
         }
     }
 }
@@ -102,10 +129,12 @@ const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 impl Lanes for Portable {
     type Float = [f32; WIDTH];
     type Bits = [u32; WIDTH];
+    type Sums = [i32; WIDTH];
 
     // Of 16 (x86-64) or 32 (aarch64) registers of four lanes.
     const ROWS: usize = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
     const ROWS_DECODING: usize = Self::ROWS;
+    const ROWS_INTEGERS: usize = Self::ROWS;
 
     #[inline(always)]
     fn run<T: Task>(self, task: T) -> T::Output {
@@ -130,6 +159,11 @@ impl Lanes for Portable {
     #[inline(always)]
     fn load_bf16(self, from: &[u16; WIDTH]) -> [f32; WIDTH] {
         from.map(|bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
+    fn load_u8(self, from: &[u8; WIDTH]) -> [f32; WIDTH] {
+        from.map(f32::from)
     }
 
     #[inline(always)]
@@ -166,6 +200,44 @@ impl Lanes for Portable {
     #[inline(always)]
     fn shifted<const SHIFT: u32>(self, bits: [u32; WIDTH]) -> [f32; WIDTH] {
         bits.map(|bits| (bits >> SHIFT) as i32 as f32)
+    }
+
+    #[inline(always)]
+    fn field<const SHIFT: i32>(self, bits: [u32; WIDTH], mask: u32) -> [u32; WIDTH] {
+        bits.map(|bits| (if SHIFT < 0 { bits << -SHIFT } else { bits >> SHIFT }) & mask)
+    }
+
+    #[inline(always)]
+    fn or(self, mut a: [u32; WIDTH], b: [u32; WIDTH]) -> [u32; WIDTH] {
+        for (a, b) in a.iter_mut().zip(b) {
+            *a |= b;
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn splat_sums(self, value: i32) -> [i32; WIDTH] {
+        [value; WIDTH]
+    }
+
+    #[inline(always)]
+    fn dot<const SMALL: bool>(
+        self,
+        mut sums: [i32; WIDTH],
+        weights: [u32; WIDTH],
+        x: u32,
+    ) -> [i32; WIDTH] {
+        let x = x.to_le_bytes().map(|byte| i32::from(byte as i8));
+        for (sum, weight) in sums.iter_mut().zip(weights) {
+            let q = |index: u32| (weight >> (8 * index) & 255) as i32;
+            *sum = sum.wrapping_add(q(0) * x[0] + q(1) * x[1] + q(2) * x[2] + q(3) * x[3]);
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn sums_to_float(self, sums: [i32; WIDTH]) -> [f32; WIDTH] {
+        sums.map(|sum| sum as f32)
     }
 
     #[inline(always)]

@@ -25,8 +25,8 @@ use dsrun_core::{
     kernels::{PackedLayout, PackedWeight, WeightDesc},
 };
 use dsrun_host::PackedMemory;
-pub(crate) use integers::Quantised;
-use panel::{BF16, Block, Bytes, F16, F32, FromBytes, FromIntegers, Int8, Nibbles, Q4_0, Q4_1, Q8_0};
+pub(crate) use integers::QuantisedRow;
+use panel::{BF16, Block, Bytes, F16, F32, FromBytes, FromIntegers, Int8, Nibbles, Q4_0, Q4_1, Q4K, Q6K, Q8_0};
 use product::{Job, Output, Product};
 use rayon::prelude::*;
 use std::{fmt, ops::Range};
@@ -88,6 +88,8 @@ enum PanelFormat {
     BF16,
     Q4_0,
     Q4_1,
+    Q4K,
+    Q6K,
     Q8_0,
     Nibbles,
     Bytes,
@@ -116,6 +118,55 @@ macro_rules! with_block {
             }
             PanelFormat::Q4_1 => {
                 type $block = Q4_1;
+                $body
+            }
+            PanelFormat::Q4K => {
+                type $block = Q4K;
+                $body
+            }
+            PanelFormat::Q6K => {
+                type $block = Q6K;
+                $body
+            }
+            PanelFormat::Q8_0 => {
+                type $block = Q8_0;
+                $body
+            }
+            PanelFormat::Nibbles => {
+                type $block = Nibbles;
+                $body
+            }
+            PanelFormat::Bytes => {
+                type $block = Bytes;
+                $body
+            }
+            PanelFormat::Int8 => {
+                type $block = Int8;
+                $body
+            }
+        }
+    };
+}
+
+/// [`with_block`] for formats of integers; `$otherwise` for the others.
+macro_rules! with_integers {
+    ($format:expr, $block:ident => $body:expr, else $otherwise:expr) => {
+        match $format {
+            PanelFormat::F32 | PanelFormat::F16 | PanelFormat::BF16 => $otherwise,
+            PanelFormat::Q4_0 => {
+                type $block = Q4_0;
+                $body
+            }
+            PanelFormat::Q4_1 => {
+                type $block = Q4_1;
+                $body
+            }
+            PanelFormat::Q4K => {
+                type $block = Q4K;
+                $body
+            }
+            PanelFormat::Q6K => {
+                type $block = Q6K;
                 $body
             }
             PanelFormat::Q8_0 => {
@@ -151,7 +202,8 @@ impl PanelFormat {
             WeightFormat::Block(BlockFormat::Q4_0) => Ok(Self::Q4_0),
             WeightFormat::Block(BlockFormat::Q4_1) => Ok(Self::Q4_1),
             WeightFormat::Block(BlockFormat::Q8_0) => Ok(Self::Q8_0),
-            WeightFormat::Block(BlockFormat::Q4_K) => Ok(Self::Nibbles),
+            WeightFormat::Block(BlockFormat::Q4_K) => Ok(Self::Q4K),
+            WeightFormat::Block(BlockFormat::Q6_K) => Ok(Self::Q6K),
             WeightFormat::Block(_) => Ok(Self::Bytes),
             WeightFormat::Group(format) if format.is_channelwise_int8() => Ok(Self::Int8),
             WeightFormat::Group(format) if format.bits == GroupBits::Four && whole(Nibbles::LENGTH) => {
@@ -205,7 +257,7 @@ impl PanelShape {
 /// [`Code::Unsupported`] if its format cannot be packed; if its size overflows.
 pub(crate) fn layout(desc: &WeightDesc) -> Result<PackedLayout> {
     let shape = PanelShape::new(&desc.weight_type)?;
-    let name = format!("panel16-{}-2", desc.weight_type.format);
+    let name = format!("panel16-{}-3", desc.weight_type.format);
     Ok(PackedLayout { bytes: shape.bytes, name, relocatable: true })
 }
 
@@ -240,6 +292,8 @@ impl PackedMatrix {
                 PanelFormat::BF16 => target.fill(&shape, rows, pool, interleave::<BF16>)?,
                 PanelFormat::Q4_0 => target.fill(&shape, rows, pool, interleave::<Q4_0>)?,
                 PanelFormat::Q4_1 => target.fill(&shape, rows, pool, interleave::<Q4_1>)?,
+                PanelFormat::Q4K => target.fill(&shape, rows, pool, interleave::<Q4K>)?,
+                PanelFormat::Q6K => target.fill(&shape, rows, pool, interleave::<Q6K>)?,
                 PanelFormat::Q8_0 => target.fill(&shape, rows, pool, interleave::<Q8_0>)?,
                 PanelFormat::F32 => {
                     target.fill(&shape, rows, pool, interleave_integers::<F32>(&shape, format))?
@@ -416,45 +470,71 @@ impl PackedMatrix {
             });
             product::run_all(&jobs.collect::<Vec<_>>(), instructions, pool);
         });
-        if !self.scales().is_empty() {
-            for RowRange { rows, out, .. } in &mut ranges {
-                let scales = &self.scales()[self.covered(rows)];
-                for row in out.chunks_exact_mut(scales.len()) {
-                    row.iter_mut().zip(scales).for_each(|(sum, scale)| *sum *= scale);
-                }
-            }
+        for RowRange { rows, out, .. } in &mut ranges {
+            self.scale_outputs(self.covered(rows), out);
         }
         Ok(())
     }
 
-    /// `out[m, n] = x.scales[m] * scale[n] * sum_k x[m, k] * q[n, k]`, the sum exact, for the rows of `x` and `out` of `[rows,
-    /// outputs]`. The weight is signed bytes with one scale for each row.
+    /// Whether [`Self::multiply_integers`] takes activations with a scale for each `group` inputs.
+    pub(crate) fn multiplies_integers(&self, group: usize) -> bool {
+        let inputs = self.shape.inputs;
+        with_integers!(self.shape.format, B => integers::accepts::<B>(group, inputs), else false)
+    }
+
+    /// `out[m, n] = sum_k scale[m, k / group] * x[m, k] * weight[n, k]` for `out` of `[rows, outputs]`: sums of products of integers
+    /// are exact within a block of the weight, or within a group of the activations if the weight has one scale for each row.
     ///
     /// # Errors
-    /// If the weight has another format, or `x` or `out` another length.
-    pub(crate) fn multiply_quantised(
+    /// If the weight has another format ([`Self::multiplies_integers`]), or a row or `out` another length.
+    pub(crate) fn multiply_integers(
         &self,
-        x: &Quantised,
+        rows: &[QuantisedRow<'_>],
+        out: &mut [f32],
+        pool: &rayon::ThreadPool,
+    ) -> Result<()> {
+        self.multiply_integers_with(InstructionSet::best(), rows, out, pool)
+    }
+
+    fn multiply_integers_with(
+        &self,
+        instructions: InstructionSet,
+        rows: &[QuantisedRow<'_>],
         out: &mut [f32],
         pool: &rayon::ThreadPool,
     ) -> Result<()> {
         let PanelShape { format, outputs, inputs, .. } = self.shape;
-        if format != PanelFormat::Int8
-            || x.rows().checked_mul(outputs) != Some(out.len())
-            || x.inputs() != inputs
-        {
+        let groups = rows.first().map_or(1, |row| row.scales.len()).max(1);
+        let fits = rows.len().checked_mul(outputs) == Some(out.len())
+            && rows.iter().all(|row| row.integers.len() == inputs && row.scales.len() == groups)
+            && (rows.is_empty() || inputs == 0 || self.multiplies_integers(inputs / groups));
+        if !fits {
             let message = format!(
-                "{} rows of {} inputs into {} outputs do not fit a {:?} weight of {}",
-                x.rows(),
-                x.inputs(),
-                out.len(),
+                "{} quantised rows with {groups} scales each do not fit a {:?} weight of {} and {} results",
+                rows.len(),
                 self.weight_type.shape,
-                self.weight_type.format
+                self.weight_type.format,
+                out.len()
             );
-            return Err(Error::invalid(message).in_op("linear_w8a8"));
+            return Err(Error::invalid(message));
         }
-        integers::multiply(self.blocks::<Int8>(), self.scales(), x, out, pool);
+        with_integers!(
+            format,
+            B => integers::multiply::<B>(instructions, self.blocks(), outputs, rows, out, pool),
+            else out.fill(0.0)
+        );
+        self.scale_outputs(0..outputs, out);
         Ok(())
+    }
+
+    /// Multiplies outputs of these rows of the matrix with the scales that stand outside of the blocks, if any.
+    fn scale_outputs(&self, rows: Range<usize>, out: &mut [f32]) {
+        if !self.scales().is_empty() && !rows.is_empty() {
+            let scales = &self.scales()[rows];
+            for row in out.chunks_exact_mut(scales.len()) {
+                row.iter_mut().zip(scales).for_each(|(sum, scale)| *sum *= scale);
+            }
+        }
     }
 
     /// Decodes one row of the matrix into the front of `out`, for embeddings. A row outside the matrix is zeros.
@@ -554,9 +634,8 @@ impl Target<'_> {
 
 /// Interleaves up to sixteen rows; missing rows stay zero.
 fn interleave<B: FromBytes>(panel: &mut [B], rows: std::slice::ChunksExact<'_, u8>, _: &mut [f32]) {
-    let block_bytes = size_of::<B>() / WIDTH;
     for (lane, row) in rows.enumerate() {
-        for (block, bytes) in panel.iter_mut().zip(row.chunks_exact(block_bytes)) {
+        for (block, bytes) in panel.iter_mut().zip(row.chunks_exact(B::BYTES)) {
             block.set_row(lane, bytes);
         }
     }

@@ -222,6 +222,11 @@ impl<'a, D> Tensor<'a, D> {
         index * self.strides[0]
     }
 
+    /// Elements from one row of a matrix to the next; at least 1, and at least a row.
+    pub fn row_stride(&self) -> usize {
+        self.strides[0].max(self.width()).max(1)
+    }
+
     /// Whether the first `rows` rows of a matrix follow one another without gaps.
     pub fn is_dense(&self, rows: usize) -> bool {
         rows < 2 || self.strides[0] == self.width()

@@ -154,7 +154,7 @@ impl BlockFormat {
             Self::Q4_K | Self::Q5_K => {
                 let (fifth, first) = if self == Self::Q5_K { (Some(&block[16..48]), 48) } else { (None, 16) };
                 for index in 0..8 {
-                    let (scale, minimum) = six_bits(&block[4..16], index);
+                    let (scale, minimum) = six_bit_factors(&block[4..16], index);
                     set(index, half(0) * f32::from(scale), 0.0, -half(2) * f32::from(minimum));
                 }
                 by_parts(integers, |g, l| {
@@ -217,8 +217,11 @@ fn by_parts(integers: &mut [u8], integer: impl Fn(usize, usize) -> u8) {
     }
 }
 
-/// The scale and minimum of part `part` from the 12 bytes of `q4_k` and `q5_k`.
-fn six_bits(packed: &[u8], part: usize) -> (u8, u8) {
+/// The factors of 6 bits, of the scale and of the minimum, of part `part` of a block, from the 12 bytes of `q4_k` and `q5_k`.
+///
+/// # Panics
+/// If there are fewer bytes, or eight parts or more are asked for.
+pub fn six_bit_factors(packed: &[u8], part: usize) -> (u8, u8) {
     if part < 4 {
         return (packed[part] & 63, packed[part + 4] & 63);
     }

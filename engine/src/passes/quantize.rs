@@ -5,6 +5,9 @@
 //! [`fuse`](super::fuse) then merges with the op before it. Expert weights are rounded too, but their products never quantise
 //! activations. The router keeps its precision: an error in its logits would select another expert.
 //!
+//! [`quantize_inputs`] quantises the inputs of products whose weights are quantised already, in groups of [`INPUT_GROUP`], which
+//! turns `linear(x, w)` into `linear_a8(quant_per_group(x), w)`.
+//!
 //! With [`Policy::smooth`], outliers of activations are first moved into the weights ([`smooth`]). [`choose`] finds a format for
 //! every weight under a budget (mixed precision). Both need a [`Calibration`].
 
@@ -19,8 +22,8 @@ use super::{
 };
 pub use calibration::{Calibration, Channels};
 use dsrun_core::{
-    Error, Result, WeightExpr, WeightFormat, WeightType,
-    op::{LinearW8A8, Op, OperandType, QuantPerToken},
+    DType, Error, Result, WeightExpr, WeightFormat, WeightType,
+    op::{LinearA8, LinearW8A8, Op, OperandType, QuantPerGroup, QuantPerToken},
     program::{Call, Node, Origin, Program, Value, ValueId},
 };
 pub use format_choice::{Candidate, Choice, choose};
@@ -28,6 +31,10 @@ pub(crate) use policy::matches_name;
 pub use policy::{Offset, Policy, Scheme};
 pub use smooth::{ReadWeight, smooth};
 use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// The number of activations that share a scale in [`quantize_inputs`]: the smallest group of the weight formats of files. A scale
+/// for each token would be too coarse for models with outliers in their activations.
+pub const INPUT_GROUP: u32 = 32;
 
 /// The name of the LM head's weight in policies, whatever its name in the program.
 pub const HEAD: &str = "lm_head";
@@ -44,6 +51,8 @@ pub struct ProductWeight {
     pub kept: bool,
     /// Whether it is the weight of the LM head.
     pub head: bool,
+    /// Whether it is the weight of a router, whose products select experts.
+    pub router: bool,
 }
 
 /// The weight of a matrix product; for a grouped product, that of all experts.
@@ -73,7 +82,7 @@ pub fn product_weights(program: &Program) -> Vec<ProductWeight> {
         let head = rows == Some("rows");
         let router = routed.contains(&node.call.results[0]);
         let kept = head || router || products != uses[id.index()];
-        found.push(ProductWeight { id, name: value.name.clone(), kept, head });
+        found.push(ProductWeight { id, name: value.name.clone(), kept, head, router });
     }
     found
 }
@@ -94,7 +103,7 @@ pub fn quantize(
 ) -> Result<Program> {
     let mut program = program.clone();
     let mut used: BTreeSet<&str> = BTreeSet::new();
-    let mut activations: HashSet<ValueId> = HashSet::new();
+    let mut activations: HashMap<ValueId, Scales> = HashMap::new();
     for weight in product_weights(&program) {
         let scheme = policy.scheme_of(&weight, &mut used).unwrap_or(Scheme::Keep);
         let value = &mut program.values[weight.id.index()];
@@ -102,7 +111,7 @@ pub fn quantize(
         let columns = value.weight_type().map_or(0, WeightType::columns);
         let Some(format) = policy.format(scheme, columns).map_err(in_weight)? else {
             if made_for_integers(value, quantises_inputs) {
-                activations.insert(weight.id);
+                activations.insert(weight.id, Scales::PerToken);
             }
             continue;
         };
@@ -124,7 +133,7 @@ pub fn quantize(
         weight_type.format = format;
         weight_type.bytes().map_err(in_weight)?;
         if scheme == Scheme::W8A8 {
-            activations.insert(weight.id);
+            activations.insert(weight.id, Scales::PerToken);
         }
     }
     if let Some(unused) = policy.weights.keys().find(|pattern| !used.contains(pattern.as_str())) {
@@ -147,9 +156,55 @@ fn made_for_integers(weight: &Value, quantises_inputs: &dyn Fn(&str) -> bool) ->
         )
 }
 
-/// Turns the products with these weights into integer products.
-fn quantize_activations(program: &mut Program, weights: &HashSet<ValueId>) -> Result<Program> {
-    let mut shared: HashMap<(ValueId, usize), [ValueId; 2]> = HashMap::new();
+/// Quantises the inputs of the linear layers whose weights are quantised, in groups of [`INPUT_GROUP`], where columns are whole
+/// groups. Routers keep their inputs.
+///
+/// # Errors
+/// If the program is not valid.
+pub fn quantize_inputs(program: &Program) -> Result<Program> {
+    let mut program = program.clone();
+    let is_suitable = |weight: &ProductWeight| {
+        let weight_type = program.values[weight.id.index()].weight_type();
+        !weight.router
+            && weight_type.is_some_and(|weight| {
+                weight.format.is_quantised() && weight.columns().is_multiple_of(INPUT_GROUP as usize)
+            })
+    };
+    let weights = product_weights(&program).into_iter().filter(is_suitable);
+    let weights = weights.map(|weight| (weight.id, Scales::PerGroup)).collect();
+    quantize_activations(&mut program, &weights)
+}
+
+/// The activations that share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Scales {
+    /// Those of a token.
+    PerToken,
+    /// [`INPUT_GROUP`] neighbours.
+    PerGroup,
+}
+
+impl Scales {
+    /// The op that quantises activations.
+    fn quantise(self) -> Op {
+        match self {
+            Self::PerToken => QuantPerToken {}.into(),
+            Self::PerGroup => QuantPerGroup { group: INPUT_GROUP }.into(),
+        }
+    }
+
+    /// The linear layer over quantised activations, with results of this type.
+    fn linear(self, dtype: DType) -> Op {
+        match self {
+            Self::PerToken => LinearW8A8 { dtype }.into(),
+            Self::PerGroup => LinearA8 { dtype, group: INPUT_GROUP }.into(),
+        }
+    }
+}
+
+/// Quantises the inputs of the linear layers with these weights.
+fn quantize_activations(program: &mut Program, weights: &HashMap<ValueId, Scales>) -> Result<Program> {
+    let mut shared: HashMap<(ValueId, usize, Scales), [ValueId; 2]> = HashMap::new();
     let mut nodes: Vec<Node> = Vec::with_capacity(program.nodes.len());
     for node in program.nodes.clone() {
         let Op::Linear(linear) = node.call.op else {
@@ -160,26 +215,27 @@ fn quantize_activations(program: &mut Program, weights: &HashSet<ValueId>) -> Re
             nodes.push(node);
             continue;
         };
-        if !weights.contains(&weight) {
+        let Some(scales) = weights.get(&weight).copied() else {
             nodes.push(node);
             continue;
-        }
-        let quantised = match shared.get(&(x, node.segment)) {
+        };
+        let key = (x, node.segment, scales);
+        let quantised = match shared.get(&key) {
             Some(quantised) => *quantised,
             None => {
-                let op = Op::from(QuantPerToken {});
+                let op = scales.quantise();
                 let results = add_results(program, &op, &[Some(x)])?;
                 let [y, scales] = results[..] else {
-                    let message = format!("quant_per_token has {} results, expected two", results.len());
+                    let message = format!("{} has {} results, expected two", op.name(), results.len());
                     return Err(Error::internal(message));
                 };
                 nodes.push(Node { call: Call::new(op, vec![Some(x)], results), ..node.clone() });
-                shared.insert((x, node.segment), [y, scales]);
+                shared.insert(key, [y, scales]);
                 [y, scales]
             }
         };
         let operands = vec![Some(quantised[0]), Some(quantised[1]), Some(weight), bias];
-        let call = Call::new(LinearW8A8 { dtype: linear.dtype }, operands, node.call.results.clone());
+        let call = Call::new(scales.linear(linear.dtype), operands, node.call.results.clone());
         nodes.push(Node { call, ..node });
     }
     with_nodes(program, nodes)
@@ -201,7 +257,7 @@ pub fn observed_activations(program: &Program) -> Vec<ObservedActivations> {
     let first = |node: &Node| node.call.operands.first().copied().flatten();
     let before = |x: ValueId| {
         let quantises = |node: &&Node| {
-            matches!(node.call.op, Op::QuantPerToken(_)) && node.call.results.first() == Some(&x)
+            matches!(node.call.op, Op::QuantPerToken(_) | Op::QuantPerGroup(_)) && node.call.results.first() == Some(&x)
         };
         program.nodes.iter().find(quantises).map_or(Some(x), first)
     };

@@ -36,7 +36,7 @@ pub(super) fn add_result(program: &mut Program, tensor: TensorType) -> ValueId {
 pub(super) fn weight_operand(op: &Op) -> Option<usize> {
     match op {
         Op::Linear(_) => Some(1),
-        Op::LinearW8A8(_) => Some(2),
+        Op::LinearW8A8(_) | Op::LinearA8(_) => Some(2),
         _ => None,
     }
 }

@@ -5,7 +5,7 @@ use super::{
     bucket::{Bucket, FixedSizes},
     calls::{is_cache, weight_desc},
     memory::{cache_desc, page_bytes},
-    programs::{StepPrograms, preferred_type},
+    programs::{StepPrograms, DeviceNumbers},
 };
 use crate::{
     error::Result,
@@ -95,7 +95,7 @@ impl Sizes {
     /// Adds the bytes of a model.
     fn add(&mut self, model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<()> {
         let options = &options.for_model(model.config())?;
-        let program = StepPrograms::quantized(model, preferred_type(device), options)?;
+        let program = StepPrograms::quantized(model, DeviceNumbers::of(device), options)?;
         let (_, fixed, limits) = EnginePlan::sizes(model.config().context, options)?;
         self.activations += activations(&program, limits, fixed)?;
         for value in &program.values {

@@ -5,7 +5,7 @@ use super::{
     bucket::FixedSizes,
     mesh_programs::mesh_programs,
     mesh_rank::{MeshRank, MeshShape},
-    programs::{StepPrograms, preferred_type},
+    programs::{StepPrograms, DeviceNumbers},
     step_interface::is_encoder,
 };
 use crate::{
@@ -102,7 +102,7 @@ impl EnginePlan {
         }
         let longest = model.config().context;
         let (_, fixed, limits) = Self::sizes(longest, options)?;
-        let program = StepPrograms::quantized(model, preferred_type(&*devices[0]), options)?;
+        let program = StepPrograms::quantized(model, DeviceNumbers::of(&*devices[0]), options)?;
         let host = all.iter().any(|process| process.host);
         let free = all.iter().filter_map(|process| process.free).min();
         // Layers that do not fit are streamed; each rank streams its own part from host memory, so free device memory is no

@@ -10,13 +10,14 @@ use crate::{
     options::EngineOptions,
     passes::{
         fuse, merge, prune_unused_rows,
-        quantize::{Calibration, Policy, quantize, smooth},
+        quantize::{Calibration, Policy, quantize, quantize_inputs, smooth},
         size_work_lists,
     },
 };
 use dsrun_core::{
     DType, Error, WeightExpr, WeightReader,
     device::Device,
+    op::Profile,
     program::{Call, Program},
 };
 use dsrun_models::{
@@ -42,21 +43,31 @@ pub(crate) struct StepPrograms {
 }
 
 impl StepPrograms {
-    /// Builds a model's program and quantises it as the options ask. Activations have the `preferred` type unless the options name
-    /// one.
+    /// Builds a model's program and quantises it as the options ask. Activations have the preferred type of the device unless the
+    /// options name one.
     ///
     /// # Errors
     /// If the model cannot be built, or a weight does not fit its format.
-    pub(crate) fn quantized(model: &Model, preferred: DType, options: &EngineOptions) -> Result<Program> {
-        let activation = options.precision.dtype().unwrap_or(preferred);
+    pub(crate) fn quantized(model: &Model, device: DeviceNumbers, options: &EngineOptions) -> Result<Program> {
+        let activation = options.precision.dtype().unwrap_or(device.preferred);
+        // 16 bits halve the cache and the time to read it.
+        let cache = if options.exact || options.precision.dtype().is_some() || activation != DType::F32 {
+            activation
+        } else {
+            DType::F16
+        };
         let program = model.program(&ProgramOptions {
             activation,
             storage: options.precision.dtype().map_or(Storage::Keep, Storage::Cast),
-            cache: options.kv_precision.dtype().unwrap_or(activation),
+            cache: options.kv_precision.dtype().unwrap_or(cache),
             block_size: options.block_size as u32,
             context: Some(options.rope_context(model.config().context)),
         })?;
-        quantized(&program, model, options)
+        let program = quantized(&program, model, options)?;
+        if options.exact || !device.quantises_inputs {
+            return Ok(program);
+        }
+        Ok(quantize_inputs(&program).map_err(|error| error.in_op("quantize"))?)
     }
 
     /// Applies the passes for a device to a quantised program. With `mesh` it is the program of one rank.
@@ -145,9 +156,24 @@ impl StepPrograms {
     }
 }
 
-/// The type that a device computes best in: the first of its list.
-pub(super) fn preferred_type(device: &dyn Device) -> DType {
-    device.properties().dtypes.first().copied().unwrap_or(DType::F32)
+/// What a device says of the numbers it computes with, as far as programs depend on it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceNumbers {
+    /// The type of activations that the device computes best in.
+    pub(crate) preferred: DType,
+    /// Whether the device multiplies quantised weights with activations that are quantised in groups.
+    pub(crate) quantises_inputs: bool,
+}
+
+impl DeviceNumbers {
+    /// Those of a device: the preferred type is the first of its list.
+    pub(crate) fn of(device: &dyn Device) -> Self {
+        let properties = device.properties();
+        Self {
+            preferred: properties.dtypes.first().copied().unwrap_or(DType::F32),
+            quantises_inputs: properties.profiles.contains(&Profile::LlmQuant2),
+        }
+    }
 }
 
 /// Quantises a program by the policy, smoothed first if the policy says so; without a policy as the checkpoint intends.

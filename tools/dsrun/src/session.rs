@@ -132,6 +132,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
     EngineOptions {
         precision: arguments.dtype.into(),
         kv_precision: arguments.kv_dtype.into(),
+        exact: arguments.exact,
         context: arguments.context,
         step_tokens: arguments.step_tokens.unwrap_or_else(|| default.step_tokens.max(requests)),
         max_requests: requests,

@@ -3,50 +3,84 @@
 use super::{Lanes, Task, WIDTH};
 use std::arch::x86_64::*;
 
-/// AVX2 with FMA and F16C: every x86-64 processor since 2013 (Intel) and 2015 (AMD) but a few small ones.
+/// AVX2 with FMA and F16C: every x86-64 processor since 2013 (Intel) and 2015 (AMD) but a few small ones. With `VNNI` also
+/// AVX-VNNI, which multiplies bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// Proof that this processor has the instructions, if it has.
     pub(crate) fn detect() -> Option<Self> {
         let found = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && (!VNNI || is_x86_feature_detected!("avxvnni"));
         found.then_some(Self(()))
     }
 }
 
-/// AVX-512 F (foundation), with all of [`Avx2`].
+/// AVX-512 F (foundation), with all of [`Avx2`]. With `VNNI` also AVX-512 VNNI, which multiplies bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const VNNI: bool>(());
 
-impl Avx512 {
+impl<const VNNI: bool> Avx512<VNNI> {
     /// Proof that this processor has the instructions, if it has.
     pub(crate) fn detect() -> Option<Self> {
-        (Avx2::detect().is_some() && is_x86_feature_detected!("avx512f")).then_some(Self(()))
+        let found = Avx2::<false>::detect().is_some()
+            && is_x86_feature_detected!("avx512f")
+            && (!VNNI || is_x86_feature_detected!("avx512vnni"));
+        found.then_some(Self(()))
+    }
+}
+
+/// Adds the products of bytes as [`Lanes::dot`], for eight sums.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn dot_8<const SMALL: bool>(sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if SMALL {
+            // Two products of at most 127 * 127 fit 16 bits.
+            let pairs = _mm256_maddubs_epi16(weights, x);
+            return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        }
+        // Bytes 0 and 2, then 1 and 3, as pairs of 16 bits.
+        let (x_even, x_odd) =
+            (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x));
+        let even = _mm256_madd_epi16(_mm256_and_si256(weights, _mm256_set1_epi16(255)), x_even);
+        let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(weights), x_odd);
+        _mm256_add_epi32(sums, _mm256_add_epi32(even, odd))
     }
 }
 
 // SAFETY of every block below: `self` exists, so the processor has the instructions; loads and stores go through
 // references to arrays of exactly the length that is read or written, and need no alignment.
 
-impl Lanes for Avx2 {
+impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Float = [__m256; 2];
     type Bits = [__m256i; 2];
+    type Sums = [__m256i; 2];
 
     // 6 rows x 2 registers of sums, 2 of weights, 1 of activations: 15 of 16.
     const ROWS: usize = 6;
     const ROWS_DECODING: usize = 4;
+    // 2 rows x 2 registers of f32 and of integers, 2 of weights, 1 of activations, 2 of constants: 13 of 16.
+    const ROWS_INTEGERS: usize = 2;
 
     #[inline(always)]
     fn run<T: Task>(self, task: T) -> T::Output {
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn enter<T: Task>(lanes: Avx2, task: T) -> T::Output {
+        fn enter<T: Task, const VNNI: bool>(lanes: Avx2<VNNI>, task: T) -> T::Output {
+            task.run(lanes)
+        }
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        fn enter_vnni<T: Task, const VNNI: bool>(lanes: Avx2<VNNI>, task: T) -> T::Output {
             task.run(lanes)
         }
         // SAFETY: `self` exists, see above.
-        unsafe { enter(self, task) }
+        unsafe { if VNNI { enter_vnni(self, task) } else { enter(self, task) } }
     }
 
     #[inline(always)]
@@ -83,6 +117,18 @@ impl Lanes for Avx2 {
                 let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(half.as_ptr().cast()));
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
             })
+        }
+    }
+
+    #[inline(always)]
+    fn load_u8(self, from: &[u8; WIDTH]) -> Self::Float {
+        // SAFETY: sixteen elements, see above.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.as_ptr().cast());
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))),
+            ]
         }
     }
 
@@ -140,6 +186,53 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn field<const SHIFT: i32>(self, bits: Self::Bits, mask: u32) -> Self::Bits {
+        // SAFETY: `self` exists, see above.
+        unsafe {
+            let (count, mask) = (_mm_cvtsi32_si128(SHIFT.abs()), _mm256_set1_epi32(mask as i32));
+            let shifted = if SHIFT < 0 {
+                [_mm256_sll_epi32(bits[0], count), _mm256_sll_epi32(bits[1], count)]
+            } else {
+                [_mm256_srl_epi32(bits[0], count), _mm256_srl_epi32(bits[1], count)]
+            };
+            [_mm256_and_si256(shifted[0], mask), _mm256_and_si256(shifted[1], mask)]
+        }
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::Bits, b: Self::Bits) -> Self::Bits {
+        // SAFETY: `self` exists, see above.
+        unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn splat_sums(self, value: i32) -> Self::Sums {
+        // SAFETY: `self` exists, see above.
+        unsafe { [_mm256_set1_epi32(value); 2] }
+    }
+
+    #[inline(always)]
+    fn dot<const SMALL: bool>(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
+        // SAFETY: `self` exists, see above.
+        unsafe {
+            let x = _mm256_set1_epi32(x as i32);
+            if VNNI {
+                return [
+                    _mm256_dpbusd_avx_epi32(sums[0], weights[0], x),
+                    _mm256_dpbusd_avx_epi32(sums[1], weights[1], x),
+                ];
+            }
+            [dot_8::<SMALL>(sums[0], weights[0], x), dot_8::<SMALL>(sums[1], weights[1], x)]
+        }
+    }
+
+    #[inline(always)]
+    fn sums_to_float(self, sums: Self::Sums) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])] }
+    }
+
+    #[inline(always)]
     fn transpose(self, vectors: [Self::Float; WIDTH]) -> [Self::Float; WIDTH] {
         // Four squares of eight: those off the diagonal change places.
         let mut out = vectors;
@@ -166,22 +259,28 @@ impl Lanes for Avx2 {
     }
 }
 
-impl Lanes for Avx512 {
+impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     type Float = __m512;
     type Bits = __m512i;
+    type Sums = __m512i;
 
     // 12 registers of sums keep two multiply-adders of latency four busy; there are 32.
     const ROWS: usize = 12;
     const ROWS_DECODING: usize = 12;
+    const ROWS_INTEGERS: usize = 12;
 
     #[inline(always)]
     fn run<T: Task>(self, task: T) -> T::Output {
         #[target_feature(enable = "avx512f,avx2,fma,f16c")]
-        fn enter<T: Task>(lanes: Avx512, task: T) -> T::Output {
+        fn enter<T: Task, const VNNI: bool>(lanes: Avx512<VNNI>, task: T) -> T::Output {
+            task.run(lanes)
+        }
+        #[target_feature(enable = "avx512f,avx512vnni,avx2,fma,f16c")]
+        fn enter_vnni<T: Task, const VNNI: bool>(lanes: Avx512<VNNI>, task: T) -> T::Output {
             task.run(lanes)
         }
         // SAFETY: `self` exists, see above.
-        unsafe { enter(self, task) }
+        unsafe { if VNNI { enter_vnni(self, task) } else { enter(self, task) } }
     }
 
     #[inline(always)]
@@ -209,6 +308,12 @@ impl Lanes for Avx512 {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
         }
+    }
+
+    #[inline(always)]
+    fn load_u8(self, from: &[u8; WIDTH]) -> Self::Float {
+        // SAFETY: sixteen elements, see above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }
     }
 
     #[inline(always)]
@@ -245,6 +350,54 @@ impl Lanes for Avx512 {
     fn shifted<const SHIFT: u32>(self, bits: Self::Bits) -> Self::Float {
         // SAFETY: `self` exists, see above.
         unsafe { _mm512_cvtepi32_ps(_mm512_srlv_epi32(bits, _mm512_set1_epi32(SHIFT as i32))) }
+    }
+
+    #[inline(always)]
+    fn field<const SHIFT: i32>(self, bits: Self::Bits, mask: u32) -> Self::Bits {
+        // SAFETY: `self` exists, see above.
+        unsafe {
+            let count = _mm512_set1_epi32(SHIFT.abs());
+            let shifted =
+                if SHIFT < 0 { _mm512_sllv_epi32(bits, count) } else { _mm512_srlv_epi32(bits, count) };
+            _mm512_and_si512(shifted, _mm512_set1_epi32(mask as i32))
+        }
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::Bits, b: Self::Bits) -> Self::Bits {
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn splat_sums(self, value: i32) -> Self::Sums {
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_set1_epi32(value) }
+    }
+
+    #[inline(always)]
+    fn dot<const SMALL: bool>(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
+        // SAFETY: `self` exists, see above.
+        unsafe {
+            if VNNI {
+                return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(x as i32));
+            }
+            let x = _mm256_set1_epi32(x as i32);
+            let low =
+                dot_8::<SMALL>(_mm512_castsi512_si256(sums), _mm512_castsi512_si256(weights), x);
+            let high = dot_8::<SMALL>(
+                _mm512_extracti64x4_epi64::<1>(sums),
+                _mm512_extracti64x4_epi64::<1>(weights),
+                x,
+            );
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+        }
+    }
+
+    #[inline(always)]
+    fn sums_to_float(self, sums: Self::Sums) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_cvtepi32_ps(sums) }
     }
 
     #[inline(always)]

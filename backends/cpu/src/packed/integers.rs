@@ -1,139 +1,153 @@
-//! Products of quantised activations: exact sums of products of bytes.
+//! Products of quantised activations and integer weights, in integers.
 //!
-//! Weights are [`Int8`] panels: a line holds four bytes of sixteen rows, each plus 128, so that they are unsigned. Of the
-//! activations of a row four bytes are one word, which is multiplied with all sixteen rows at once: one instruction where the
-//! processor has AVX-512 VNNI, a few with AVX2. `sum x * (q + 128)` exceeds the result by 128 times the sum of `x`, which is
-//! subtracted at the end. Intermediate sums may wrap around; the result fits, so it is right.
+//! Four activations are one word, which is multiplied with four integers of all sixteen rows of a panel at once: one instruction
+//! where the processor has VNNI, a few with AVX2. Integers of weights are unsigned: those of signed formats are stored with
+//! [`Integers::ZERO`] added, and `ZERO` times the sum of the activations is subtracted from the sum. Intermediate sums may wrap
+//! around; the result fits, so it is right.
+//!
+//! A sum covers one part of a block of weights that has a scale, or all activations that share a scale where blocks have no scales of their own. It is exact.
+//! With the scales of both it is added to the f32 of the output, in the order of the inputs: a row's result depends neither on
+//! the other rows nor on the threads.
 
-#[cfg(target_arch = "x86_64")]
-mod x86;
-
-use super::{panel::Int8, product::Output};
-use crate::lanes::WIDTH;
+use super::{
+    panel::Integers,
+    product::{Output, pieces},
+    tile::prefetch,
+};
+use crate::lanes::{InstructionSet, Lanes, Task, WIDTH};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Bytes of a word.
-const BYTES: usize = 4;
-
-/// Rows of activations that share a pass over a panel.
-const ROWS: usize = 8;
-
 /// Multiplications below which a task is not worth handing to another thread.
-const SMALLEST_TASK: usize = 128 << 10;
+const SMALLEST_TASK: usize = 64 << 10;
 
-/// Rows of quantised activations, as kernels read them.
-#[derive(Debug)]
-pub(crate) struct Quantised {
-    /// Four bytes each; the last word of a row is padded with zeros.
+/// Elements of the longest part of a block.
+const LONGEST_PART: usize = 32;
+
+/// Bytes of activations that are multiplied with all panels of a task before the next ones: they stay in the L2 cache.
+const SLAB_BYTES: usize = 384 << 10;
+
+/// Quantised activations, in the order of memory.
+#[derive(Clone, Copy)]
+pub(crate) struct QuantisedRow<'a> {
+    pub(crate) integers: &'a [i8],
+    /// One for each group of integers.
+    pub(crate) scales: &'a [f32],
+}
+
+/// Rows of quantised activations, as the kernel for one type of blocks reads them.
+struct Activations {
+    /// Four bytes each, in the order of [`Integers::DOTS`].
     words: Vec<u32>,
     /// Words of a row.
     width: usize,
-    inputs: usize,
-    /// The scale of each row.
-    scales: Vec<f32>,
-    /// The sum of each row.
-    sums: Vec<i32>,
+    /// The factors of every sum: those of a row stand together.
+    factors: Vec<Factors>,
+    /// Sums of a row.
+    sums: usize,
+    rows: usize,
 }
 
-impl Quantised {
-    /// No rows yet, with `inputs` columns.
-    pub(crate) fn new(inputs: usize) -> Self {
-        Self {
-            words: Vec::new(),
-            width: inputs.div_ceil(BYTES),
-            inputs,
-            scales: Vec::new(),
-            sums: Vec::new(),
+/// What the activations contribute to an output besides the products of integers.
+#[derive(Clone, Copy, Default)]
+struct Factors {
+    /// The scale of the activations.
+    scale: f32,
+    /// The scaled sum of the activations, which the offset of weights is multiplied with.
+    offset: f32,
+    /// The start of the sum: what [`Integers::ZERO`] adds to it is subtracted.
+    start: i32,
+}
+
+impl Activations {
+    /// Arranges rows for panels of `parts` parts, `per_sum` of which have a common sum.
+    fn new<B: Integers>(
+        rows: &[QuantisedRow<'_>],
+        parts: usize,
+        per_sum: usize,
+        pool: &rayon::ThreadPool,
+    ) -> Self {
+        let (width, sums) = (parts * B::DOTS, parts / per_sum);
+        let mut words = vec![0; rows.len() * width];
+        let mut factors = vec![Factors::default(); rows.len() * sums];
+        let fill = |((words, factors), row): ((&mut [u32], &mut [Factors]), &QuantisedRow<'_>)| {
+            set_row::<B>(row, per_sum, words, factors);
+        };
+        let targets = (words.chunks_mut(width.max(1)), factors.chunks_mut(sums.max(1)));
+        if rows.len() * width < SMALLEST_TASK {
+            targets.0.zip(targets.1).zip(rows).for_each(fill);
+        } else {
+            let targets: Vec<_> = targets.0.zip(targets.1).zip(rows).collect();
+            pool.install(|| targets.into_par_iter().with_min_len(8).for_each(fill));
         }
+        Self { words, width, factors, sums, rows: rows.len() }
     }
 
-    /// Appends a row.
-    pub(crate) fn push(&mut self, row: &[i8], scale: f32) {
-        debug_assert_eq!(row.len(), self.inputs);
-        self.words.extend(row.chunks(BYTES).map(|bytes| {
-            bytes
-                .iter()
-                .enumerate()
-                .fold(0, |word, (index, byte)| word | u32::from(*byte as u8) << (8 * index))
-        }));
-        self.sums.push(row.iter().map(|byte| i32::from(*byte)).sum());
-        self.scales.push(scale);
+    fn words_of(&self, row: usize) -> &[u32] {
+        &self.words[row * self.width..][..self.width]
     }
 
-    /// The number of rows.
-    pub(crate) fn rows(&self) -> usize {
-        self.scales.len()
-    }
-
-    /// The number of columns.
-    pub(crate) fn inputs(&self) -> usize {
-        self.inputs
-    }
-
-    fn row(&self, index: usize) -> &[u32] {
-        &self.words[index * self.width..][..self.width]
+    fn factors_of(&self, row: usize) -> &[Factors] {
+        &self.factors[row * self.sums..][..self.sums]
     }
 }
 
-/// Instruction sets that have kernels.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Instructions {
-    Portable,
-    #[cfg(target_arch = "x86_64")]
-    Avx2(x86::Avx2),
-    #[cfg(target_arch = "x86_64")]
-    Vnni(x86::Vnni),
-}
-
-impl Instructions {
-    /// Every set that this processor has, the best last.
-    pub(super) fn available() -> impl Iterator<Item = Self> {
-        #[cfg(target_arch = "x86_64")]
-        let more = [x86::Avx2::detect().map(Self::Avx2), x86::Vnni::detect().map(Self::Vnni)];
-        #[cfg(not(target_arch = "x86_64"))]
-        let more = [];
-        [Some(Self::Portable)].into_iter().chain(more).flatten()
+/// Arranges a row for parts of blocks of type `B`, `per_sum` of which have a common sum.
+fn set_row<B: Integers>(row: &QuantisedRow<'_>, per_sum: usize, words: &mut [u32], factors: &mut [Factors]) {
+    let length = per_sum * B::PART;
+    let group = row.integers.len().div_ceil(row.scales.len().max(1)).max(1);
+    for (sum, (factors, words)) in factors.iter_mut().zip(words.chunks_mut(per_sum * B::DOTS)).enumerate() {
+        let first = sum * length;
+        let integers = &row.integers[first..row.integers.len().min(first + length)];
+        for (words, part) in words.chunks_mut(B::DOTS).zip(integers.chunks(B::PART)) {
+            let mut bytes = [0u8; LONGEST_PART];
+            bytes[..part.len()].copy_from_slice(bytemuck::cast_slice(part));
+            for (word, out) in words.iter_mut().enumerate() {
+                *out = u32::from_le_bytes([
+                    bytes[word],
+                    bytes[word + B::DOTS],
+                    bytes[word + 2 * B::DOTS],
+                    bytes[word + 3 * B::DOTS],
+                ]);
+            }
+        }
+        let total = integers.iter().map(|byte| i32::from(*byte)).sum::<i32>();
+        let scale = row.scales[first / group];
+        *factors = Factors { scale, offset: scale * total as f32, start: total.wrapping_mul(-B::ZERO) };
     }
 }
 
-/// Computes `out`, which is `[rows, scales.len()]`, from panels, the scales of their rows and activations.
-pub(super) fn multiply(
-    panels: &[Int8],
-    scales: &[f32],
-    x: &Quantised,
+/// Whether activations with a scale for each `group` of `inputs` can be multiplied with blocks of this type.
+pub(super) fn accepts<B: Integers>(group: usize, inputs: usize) -> bool {
+    let whole = |length: usize| length > 0 && length.is_multiple_of(B::PART) && inputs.is_multiple_of(length);
+    whole(group) && inputs.is_multiple_of(B::LENGTH) || !B::SCALED && group == inputs && group > 0
+}
+
+/// Computes `out`, which is `[rows, outputs]`, from panels and activations that [`accepts`] accepts. Scales that stand outside of
+/// the blocks are not applied.
+pub(super) fn multiply<B: Integers>(
+    instructions: InstructionSet,
+    panels: &[B],
+    outputs: usize,
+    rows: &[QuantisedRow<'_>],
     out: &mut [f32],
     pool: &rayon::ThreadPool,
 ) {
-    let best = Instructions::available().last().unwrap_or(Instructions::Portable);
-    multiply_with(best, panels, scales, x, out, pool);
-}
-
-pub(super) fn multiply_with(
-    instructions: Instructions,
-    panels: &[Int8],
-    scales: &[f32],
-    x: &Quantised,
-    out: &mut [f32],
-    pool: &rayon::ThreadPool,
-) {
-    if x.rows() == 0 || scales.is_empty() || x.width == 0 {
+    let Some(first) = rows.first().filter(|row| outputs > 0 && !row.integers.is_empty()) else {
         out.fill(0.0);
         return;
-    }
-    let product = Product { panels, scales, x, out: Output::new(out, scales.len()) };
-    let count = scales.len().div_ceil(WIDTH);
-    let work = scales.len().saturating_mul(x.inputs).saturating_mul(x.rows());
+    };
+    let blocks = first.integers.len().div_ceil(B::LENGTH);
+    let groups = first.scales.len();
+    let per_sum = if B::SCALED { 1 } else { blocks * B::PARTS / groups };
+    let x = Activations::new::<B>(rows, blocks * B::PARTS, per_sum, pool);
+    let product = Product { panels, blocks, per_sum, x: &x, out: Output::new(out, outputs) };
+    let count = outputs.div_ceil(WIDTH);
+    let work = outputs.saturating_mul(first.integers.len()).saturating_mul(x.rows);
     let tasks = (work / SMALLEST_TASK).clamp(1, pool.current_num_threads() * 2).min(count);
     let task = |index: usize| {
-        let range = count * index / tasks..count * (index + 1) / tasks;
-        match instructions {
-            Instructions::Portable => product.panels(range, &Portable),
-            #[cfg(target_arch = "x86_64")]
-            Instructions::Avx2(lanes) => lanes.panels(&product, range),
-            #[cfg(target_arch = "x86_64")]
-            Instructions::Vnni(lanes) => lanes.panels(&product, range),
-        }
+        let panels = count * index / tasks..count * (index + 1) / tasks;
+        instructions.run(Panels { product: &product, panels });
     };
     if tasks == 1 {
         task(0);
@@ -142,92 +156,170 @@ pub(super) fn multiply_with(
     }
 }
 
-/// Sixteen sums at a time.
-trait Lanes {
-    /// Sixteen i32.
-    type Sums: Copy;
-
-    /// Sixteen zeros.
-    fn zeros(&self) -> Self::Sums;
-
-    /// Adds to each sum the products of four unsigned bytes of `weights` and the four signed bytes of `x`.
-    fn add(&self, sums: Self::Sums, weights: &[u32; WIDTH], x: u32) -> Self::Sums;
-
-    /// The sums.
-    fn store(&self, sums: Self::Sums) -> [i32; WIDTH];
-}
-
-/// Plain Rust.
-struct Portable;
-
-impl Lanes for Portable {
-    type Sums = [i32; WIDTH];
-
-    #[inline(always)]
-    fn zeros(&self) -> [i32; WIDTH] {
-        [0; WIDTH]
-    }
-
-    #[inline(always)]
-    fn add(&self, mut sums: [i32; WIDTH], weights: &[u32; WIDTH], x: u32) -> [i32; WIDTH] {
-        let x = x.to_le_bytes().map(|byte| i32::from(byte as i8));
-        for (sum, weight) in sums.iter_mut().zip(weights) {
-            let q = |index: u32| (weight >> (8 * index) & 255) as i32;
-            *sum = sum.wrapping_add(q(0) * x[0] + q(1) * x[1] + q(2) * x[2] + q(3) * x[3]);
-        }
-        sums
-    }
-
-    #[inline(always)]
-    fn store(&self, sums: [i32; WIDTH]) -> [i32; WIDTH] {
-        sums
-    }
-}
-
-struct Product<'a> {
-    panels: &'a [Int8],
-    scales: &'a [f32],
-    x: &'a Quantised,
+struct Product<'a, B> {
+    panels: &'a [B],
+    /// Blocks of a panel.
+    blocks: usize,
+    /// Parts of blocks of a sum.
+    per_sum: usize,
+    x: &'a Activations,
     out: Output<'a>,
 }
 
-impl Product<'_> {
-    /// Computes the outputs of a range of panels for all rows.
+/// The outputs of a range of panels.
+struct Panels<'a, 'p, B> {
+    product: &'a Product<'p, B>,
+    panels: Range<usize>,
+}
+
+impl<B: Integers> Task for Panels<'_, '_, B> {
+    type Output = ();
+
     #[inline(always)]
-    fn panels<L: Lanes>(&self, panels: Range<usize>, lanes: &L) {
-        for panel in panels {
-            let mut row = 0;
-            while row < self.x.rows() {
-                row += match self.x.rows() - row {
-                    1 => self.tile::<L, 1>(panel, row, lanes),
-                    2..4 => self.tile::<L, 2>(panel, row, lanes),
-                    4..ROWS => self.tile::<L, 4>(panel, row, lanes),
-                    _ => self.tile::<L, ROWS>(panel, row, lanes),
-                };
+    fn run<L: Lanes>(self, lanes: L) {
+        self.product.compute(lanes, self.panels);
+    }
+}
+
+impl<B: Integers> Product<'_, B> {
+    fn compute<L: Lanes>(&self, lanes: L, panels: Range<usize>) {
+        if self.x.rows == 1 {
+            // Two halves side by side, each from front to back: two streams of weights from memory.
+            let half = panels.len() / 2;
+            for panel in panels.start..panels.start + half {
+                self.tile::<L, 2, 1>(lanes, [panel, panel + half], 0);
+            }
+            if panels.len() > 2 * half {
+                self.tile::<L, 1, 1>(lanes, [panels.end - 1], 0);
+            }
+            return;
+        }
+        let slab = (SLAB_BYTES / (4 * self.x.width).max(1)).max(L::ROWS_INTEGERS);
+        for rows in pieces(0..self.x.rows, slab) {
+            for panel in panels.clone() {
+                self.rows_of_panel(lanes, panel, rows.clone());
             }
         }
     }
 
-    /// Computes sixteen outputs of `M` rows and returns `M`.
-    #[inline(always)]
-    fn tile<L: Lanes, const M: usize>(&self, panel: usize, row: usize, lanes: &L) -> usize {
-        let lines = &self.panels[panel * self.x.width..][..self.x.width];
-        let x: [&[u32]; M] = std::array::from_fn(|m| self.x.row(row + m));
-        let mut sums = [lanes.zeros(); M];
-        for (index, line) in lines.iter().enumerate() {
-            for m in 0..M {
-                sums[m] = lanes.add(sums[m], line.words(), x[m][index]);
+    fn rows_of_panel<L: Lanes>(&self, lanes: L, panel: usize, rows: Range<usize>) {
+        let mut row = rows.start;
+        while row < rows.end {
+            macro_rules! rows {
+                ($count:literal) => {{
+                    self.tile::<L, 1, $count>(lanes, [panel], row);
+                    $count
+                }};
+            }
+            row += match (rows.end - row).min(L::ROWS_INTEGERS) {
+                1 => rows!(1),
+                2 | 3 => rows!(2),
+                4 | 5 => rows!(4),
+                6 | 7 => rows!(6),
+                8..12 => rows!(8),
+                _ => rows!(12),
+            };
+        }
+    }
+
+    /// Computes sixteen outputs of `M` rows for each of `P` panels.
+    fn tile<L: Lanes, const P: usize, const M: usize>(&self, lanes: L, panels: [usize; P], row: usize) {
+        let sums = lanes.run(Tile {
+            panels: panels.map(|panel| &self.panels[panel * self.blocks..][..self.blocks]),
+            per_sum: self.per_sum,
+            x: std::array::from_fn::<_, M, _>(|m| self.x.words_of(row + m)),
+            factors: std::array::from_fn(|m| self.x.factors_of(row + m)),
+        });
+        for (panel, sums) in panels.into_iter().zip(&sums) {
+            for (m, sums) in sums.iter().enumerate() {
+                // SAFETY: this task owns the panels.
+                unsafe { self.out.add(row + m, panel, sums, true) };
             }
         }
-        let scales = &self.scales[panel * WIDTH..];
-        for (m, sums) in sums.into_iter().enumerate() {
-            let too_much = self.x.sums[row + m].wrapping_mul(128);
-            let mut y =
-                lanes.store(sums).map(|sum| sum.wrapping_sub(too_much) as f32 * self.x.scales[row + m]);
-            y.iter_mut().zip(scales).for_each(|(y, scale)| *y *= scale);
-            // SAFETY: this task owns the panel.
-            unsafe { self.out.add(row + m, panel, &y, true) };
+    }
+}
+
+/// The sums of `P` panels for `M` rows, in the order of `[panel][row]`.
+struct Tile<'a, B, const P: usize, const M: usize> {
+    panels: [&'a [B]; P],
+    per_sum: usize,
+    x: [&'a [u32]; M],
+    factors: [&'a [Factors]; M],
+}
+
+impl<B: Integers, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
+    type Output = [[[f32; WIDTH]; M]; P];
+
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
+    fn run<L: Lanes>(self, lanes: L) -> Self::Output {
+        let blocks = self.panels[0].len();
+        // Parts with scales have sums of their own; other blocks have one part.
+        let per_sum = if B::SCALED { 1 } else { self.per_sum };
+        let parts = blocks * B::PARTS;
+        assert!(self.panels.iter().all(|panel| panel.len() == blocks), "panels are equally long");
+        assert!(self.x.iter().all(|x| x.len() == parts * B::DOTS), "rows are as long as panels");
+        assert!(self.factors.iter().all(|factors| factors.len() * per_sum == parts), "each sum has factors");
+
+        let mut totals = [[lanes.splat(0.0); M]; P];
+        let mut sums = [[lanes.splat_sums(0); M]; P];
+        for index in 0..blocks {
+            let mut block = [&self.panels[0][index]; P];
+            for panel in 0..P {
+                // SAFETY: `index < blocks`, the length of every panel, see above.
+                block[panel] = unsafe { self.panels[panel].get_unchecked(index) };
+                prefetch(lanes, block[panel]);
+            }
+            for part in 0..B::PARTS {
+                let at = index * B::PARTS + part;
+                if B::SCALED || at.is_multiple_of(per_sum) {
+                    for row in 0..M {
+                        // SAFETY: `at < parts`, so that `at / per_sum` is below the number of factors of every row.
+                        let start = unsafe { self.factors[row].get_unchecked(at / per_sum) }.start;
+                        for panel in 0..P {
+                            sums[panel][row] = lanes.splat_sums(start);
+                        }
+                    }
+                }
+                for word in 0..B::DOTS {
+                    for panel in 0..P {
+                        let weights = block[panel].bytes(lanes, part, word);
+                        for row in 0..M {
+                            // SAFETY: `at < parts` and `word < DOTS`, see above.
+                            let x = unsafe { *self.x[row].get_unchecked(at * B::DOTS + word) };
+                            if B::SMALL {
+                                sums[panel][row] = lanes.dot::<true>(sums[panel][row], weights, x);
+                            } else {
+                                sums[panel][row] = lanes.dot::<false>(sums[panel][row], weights, x);
+                            }
+                        }
+                    }
+                }
+                if !B::SCALED && !(at + 1).is_multiple_of(per_sum) {
+                    continue;
+                }
+                for panel in 0..P {
+                    let (scale, offset) = block[panel].affine(lanes, part);
+                    for row in 0..M {
+                        // SAFETY: as above.
+                        let factors = unsafe { self.factors[row].get_unchecked(at / per_sum) };
+                        let mut factor = lanes.splat(factors.scale);
+                        if B::SCALED {
+                            factor = lanes.mul(factor, scale);
+                        }
+                        let total = &mut totals[panel][row];
+                        *total = lanes.mul_add(lanes.sums_to_float(sums[panel][row]), factor, *total);
+                        if B::OFFSET {
+                            *total = lanes.mul_add(offset, lanes.splat(factors.offset), *total);
+                        }
+                    }
+                }
+            }
         }
-        M
+        let mut out = [[[0.0; WIDTH]; M]; P];
+        for (out, total) in out.iter_mut().flatten().zip(totals.into_iter().flatten()) {
+            lanes.store(total, out);
+        }
+        out
     }
 }

@@ -3,7 +3,7 @@
 //! Sixteen rows of a matrix become one panel, a run of [`Block`]s along the row. In a block every vector holds one number per
 //! row: lane `r` is row `r`. So one load yields the scales of sixteen rows, sums need no reduction across lanes, and a panel is
 //! read from front to back. Formats with their own block type in the table below take exactly the bytes of the sixteen file
-//! blocks they were made from.
+//! blocks they were made from, except that factors of `q4_k` take a byte each.
 //!
 //! | format | block of a panel | elements of a row |
 //! |---|---|---|
@@ -12,6 +12,8 @@
 //! | `q4_1` | 16 scales; 16 minima; 4 x 16 words of 8 nibbles | 32 |
 //! | `q8_0` | 16 scales; 8 x 16 words of 4 bytes, each plus 128 | 32 |
 //! | bytes with a scale for each row | 16 words of 4 bytes in order, each plus 128; scales stand elsewhere | 4 |
+//! | `q4_k` | 16 scales; 16 minima; 8 x 16 factors of scales, 8 x 16 of minima, in bytes; 8 x 4 x 16 words of 8 nibbles | 256 |
+//! | `q6_k` | 16 scales; 16 x 16 factors in bytes, each plus 128; 16 x 2 x 16 words of 8 nibbles; 16 x 16 words of 16 pairs of bits | 256 |
 //! | others, up to 4 bits | 16 scales, 16 offsets, f32; 4 x 16 words of 8 nibbles | 32 |
 //! | others, up to 8 bits | 16 scales, 16 offsets, f32; 4 x 16 words of 4 bytes | 16 |
 //!
@@ -22,30 +24,38 @@
 //! scales only once. An element is extracted from its word by a mask alone, which leaves `q * 2^s`; that converts exactly,
 //! and the scale includes the factor `2^-s`. Only the topmost element, which would touch the sign, is shifted down.
 
+mod super_block;
+
 use crate::lanes::{Lanes, WIDTH};
 use bytemuck::{Pod, Zeroable};
 use dsrun_core::Affine;
 use half::{bf16, f16};
+pub(super) use super_block::{Q4K, Q6K};
 
 /// A run of elements of sixteen rows.
 pub(super) trait Block: Pod + Send + Sync {
-    /// Words of a row.
+    /// Parts of a row with scales of their own.
+    const PARTS: usize = 1;
+    /// Words of a part of a row.
     const WORDS: usize;
     /// Elements of a word.
     const STEPS: usize;
+    /// Elements of a part of a row.
+    const PART: usize = Self::WORDS * Self::STEPS;
     /// Elements of a row.
-    const LENGTH: usize = Self::WORDS * Self::STEPS;
+    const LENGTH: usize = Self::PARTS * Self::PART;
 
     /// The scale and offset of a lane's integers.
     type Scale<L: Lanes>: Copy;
 
-    /// The scales of the sixteen rows.
-    fn scale<L: Lanes>(&self, lanes: L) -> Self::Scale<L>;
+    /// The scales of part `part` of the sixteen rows.
+    fn scale<L: Lanes>(&self, lanes: L, part: usize) -> Self::Scale<L>;
 
     /// The scales for element `step` of a word.
     fn scale_for_step<L: Lanes>(lanes: L, scale: Self::Scale<L>, step: usize) -> Self::Scale<L>;
 
-    /// Element `step` of word `word` of the sixteen rows. `scale` is [`Self::scale_for_step`] of that step.
+    /// Element `step` of word `word` of the sixteen rows, of all words of the block. `scale` is [`Self::scale_for_step`] of the
+    /// word's part and that step.
     fn weights<L: Lanes>(&self, lanes: L, scale: Self::Scale<L>, word: usize, step: usize) -> L::Float;
 
     /// The blocks as they are, if there is nothing to decode.
@@ -59,6 +69,9 @@ pub(super) trait Block: Pod + Send + Sync {
 
 /// A block that is made of a row's bytes as they are stored.
 pub(super) trait FromBytes: Block {
+    /// Bytes of a row's block, as they are stored.
+    const BYTES: usize = size_of::<Self>() / WIDTH;
+
     /// Fills one lane from the bytes of a row's block.
     fn set_row(&mut self, lane: usize, bytes: &[u8]);
 }
@@ -132,6 +145,73 @@ pub(super) struct Bytes {
 #[repr(transparent)]
 pub(super) struct Int8([[u32; WIDTH]; 1]);
 
+/// A block of integers, which are multiplied with quantised activations as they are.
+pub(super) trait Integers: Block {
+    /// Whether every part of a block has scales of its own.
+    const SCALED: bool;
+    /// Whether a weight is `scale * q + offset`, with an offset that is no multiple of the scale.
+    const OFFSET: bool;
+    /// Subtracted from every integer; the offset does not contain it.
+    const ZERO: i32;
+    /// Whether integers are below 128.
+    const SMALL: bool;
+    /// Words of activations for a part: of `n` words, word `w` has elements `w`, `w + n`, `w + 2n` and `w + 3n`.
+    const DOTS: usize = Self::PART / 4;
+
+    /// The four integers that word `word` of the activations for part `part` is multiplied with, one in each byte.
+    fn bytes<L: Lanes>(&self, lanes: L, part: usize, word: usize) -> L::Bits;
+
+    /// The scales and offsets of part `part` of the sixteen rows.
+    fn affine<L: Lanes>(&self, lanes: L, part: usize) -> (L::Float, L::Float);
+}
+
+macro_rules! integers {
+    (
+        $block:ident, $scaled:literal, $offset:literal, $zero:literal, $small:literal,
+        |$lanes:ident, $of:ident, $part:ident, $word:ident| $bytes:expr
+    ) => {
+        impl Integers for $block {
+            const SCALED: bool = $scaled;
+            const OFFSET: bool = $offset;
+            const ZERO: i32 = $zero;
+            const SMALL: bool = $small;
+
+            #[inline(always)]
+            fn bytes<L: Lanes>(&self, $lanes: L, $part: usize, $word: usize) -> L::Bits {
+                let $of = self;
+                $bytes
+            }
+
+            #[inline(always)]
+            fn affine<L: Lanes>(&self, lanes: L, part: usize) -> (L::Float, L::Float) {
+                let Scaled { scale, offset } = self.scale(lanes, part);
+                (scale, offset)
+            }
+        }
+    };
+}
+
+integers!(Q4_0, true, false, 8, true, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
+integers!(Q4_1, true, true, 0, true, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
+integers!(Nibbles, true, true, 0, true, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
+integers!(Q4K, true, true, 0, true, |lanes, block, part, word| {
+    nibbles(lanes, &block.words[4 * part..], word)
+});
+integers!(Q6K, true, false, 32, true, |lanes, block, part, word| block.six_bits(lanes, part, word));
+integers!(Q8_0, true, false, 128, false, |lanes, block, _part, word| lanes.load_bits(&block.words[word]));
+integers!(Bytes, true, true, 0, false, |lanes, block, _part, word| lanes.load_bits(&block.words[word]));
+integers!(Int8, false, false, 128, false, |lanes, block, _part, word| lanes.load_bits(&block.0[word]));
+
+/// Four nibbles for word `word` of eight: those at even positions of a word, then those at odd positions.
+#[inline(always)]
+fn nibbles<L: Lanes>(lanes: L, words: &[[u32; WIDTH]], word: usize) -> L::Bits {
+    let bits = lanes.load_bits(&words[word % 4]);
+    if word < 4 { lanes.field::<0>(bits, NIBBLES) } else { lanes.field::<4>(bits, NIBBLES) }
+}
+
+/// The low nibble of every byte.
+const NIBBLES: u32 = 0x0F0F_0F0F;
+
 impl F32 {
     /// The storage of sixteen decoded weights.
     pub(super) fn lanes_mut(&mut self) -> &mut [f32; WIDTH] {
@@ -148,7 +228,7 @@ macro_rules! dense {
             type Scale<L: Lanes> = ();
 
             #[inline(always)]
-            fn scale<L: Lanes>(&self, _: L) {}
+            fn scale<L: Lanes>(&self, _: L, _: usize) {}
 
             #[inline(always)]
             fn scale_for_step<L: Lanes>(_: L, (): (), _: usize) {}
@@ -199,10 +279,9 @@ pub(super) struct Scaled<L: Lanes> {
 fn decode<L: Lanes, const BITS: usize>(
     lanes: L,
     affine: Scaled<L>,
-    words: &[u32; WIDTH],
+    bits: L::Bits,
     step: usize,
 ) -> L::Float {
-    let bits = lanes.load_bits(words);
     let element = match (BITS, step) {
         (4, 7) => lanes.shifted::<28>(bits),
         (8, 3) => lanes.shifted::<24>(bits),
@@ -230,7 +309,7 @@ macro_rules! quantised {
             type Scale<L: Lanes> = Scaled<L>;
 
             #[inline(always)]
-            fn scale<L: Lanes>(&self, $lanes: L) -> Scaled<L> {
+            fn scale<L: Lanes>(&self, $lanes: L, _: usize) -> Scaled<L> {
                 let $of = self;
                 let (scale, offset) = $scaled;
                 Scaled { scale, offset }
@@ -244,7 +323,7 @@ macro_rules! quantised {
             #[inline(always)]
             fn weights<L: Lanes>(&self, lanes: L, scale: Scaled<L>, word: usize, step: usize) -> L::Float {
                 let $field = self;
-                decode::<L, $bits>(lanes, scale, &$field_of[word], step)
+                decode::<L, $bits>(lanes, scale, lanes.load_bits(&$field_of[word]), step)
             }
 
             fn element(&self, lane: usize, index: usize) -> f32 {
@@ -375,11 +454,6 @@ impl FromIntegers for F32 {
 }
 
 impl Int8 {
-    /// The words of sixteen rows.
-    pub(super) fn words(&self) -> &[u32; WIDTH] {
-        &self.0[0]
-    }
-
     fn decode(&self, _: usize, integer: f32) -> f32 {
         integer - 128.0
     }

@@ -199,7 +199,7 @@ fn strips(inputs: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// Cuts a range into runs of equal size; the last may be shorter.
-fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let Range { start, end } = range;
     (start..end).step_by(size).map(move |start| start..(start + size).min(end))
 }

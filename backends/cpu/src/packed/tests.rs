@@ -6,6 +6,8 @@ use std::borrow::Cow;
 const Q4_0: WeightFormat = WeightFormat::Block(BlockFormat::Q4_0);
 const Q4_1: WeightFormat = WeightFormat::Block(BlockFormat::Q4_1);
 const Q8_0: WeightFormat = WeightFormat::Block(BlockFormat::Q8_0);
+const Q4_K: WeightFormat = WeightFormat::Block(BlockFormat::Q4_K);
+const Q6_K: WeightFormat = WeightFormat::Block(BlockFormat::Q6_K);
 const F32: WeightFormat = WeightFormat::Dense(DType::F32);
 const F16: WeightFormat = WeightFormat::Dense(DType::F16);
 const BF16: WeightFormat = WeightFormat::Dense(DType::BF16);
@@ -48,12 +50,15 @@ fn desc(format: WeightFormat, outputs: usize, inputs: usize) -> WeightDesc {
 fn random_bytes(format: WeightFormat, elements: usize, noise: &mut Noise) -> Vec<u8> {
     let half_bytes = |value: f32| half::f16::from_f32(value).to_le_bytes();
     match format {
-        WeightFormat::Block(block) => (0..elements / 32)
+        WeightFormat::Block(block) => (0..elements / block.elements())
             .flat_map(|_| {
                 let mut bytes: Vec<u8> = (0..block.bytes()).map(|_| noise.bits() as u8).collect();
-                bytes[..2].copy_from_slice(&half_bytes(noise.number() / 16.0));
-                if block == BlockFormat::Q4_1 {
-                    bytes[2..4].copy_from_slice(&half_bytes(noise.number()));
+                let scale = if block == BlockFormat::Q6_K { 208 } else { 0 };
+                // Factors of blocks of 256 elements are up to 127.
+                let unit = if block.elements() > 32 { 1024.0 } else { 16.0 };
+                bytes[scale..scale + 2].copy_from_slice(&half_bytes(noise.number() / unit));
+                if matches!(block, BlockFormat::Q4_1 | BlockFormat::Q4_K | BlockFormat::Q5_K) {
+                    bytes[2..4].copy_from_slice(&half_bytes(noise.number() / (unit / 16.0)));
                 }
                 bytes
             })
@@ -132,11 +137,14 @@ impl Case {
 
 #[rstest]
 fn products_are_those_of_the_formula(
-    #[values(F32, F16, BF16, Q4_0, Q4_1, Q8_0)] format: WeightFormat,
+    #[values(F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K)] format: WeightFormat,
     #[values(0, 1, 2, 3, 17, 64, 257)] outputs: usize,
 ) {
-    let inputs: &[usize] =
-        if format.is_quantised() { &[32, 96, 288, 576] } else { &[1, 7, 33, 255, 256, 300] };
+    let inputs: &[usize] = match format {
+        Q4_K | Q6_K => &[256, 768],
+        _ if format.is_quantised() => &[32, 96, 288, 576],
+        _ => &[1, 7, 33, 255, 256, 300],
+    };
     for &inputs in inputs {
         let case = Case::new(format, outputs, inputs);
         for instructions in InstructionSet::available() {
@@ -205,16 +213,14 @@ fn sums_of_integers_are_exact() {
         }
         let case = Case::from_bytes(format, outputs, inputs, &bytes);
         for rows in [1, 2, 3, 5, 8, 21] {
-            let mut x = Quantised::new(inputs);
             let row = |noise: &mut Noise| -> Vec<i8> { (0..inputs).map(|_| noise.bits() as i8).collect() };
-            let all: Vec<(Vec<i8>, f32)> = (0..rows).map(|_| (row(&mut noise), noise.number())).collect();
-            all.iter().for_each(|(row, scale)| x.push(row, *scale));
-            for instructions in integers::Instructions::available() {
+            let all: Vec<(Vec<i8>, [f32; 1])> = (0..rows).map(|_| (row(&mut noise), [noise.number()])).collect();
+            let x = quantised_rows(&all);
+            for instructions in InstructionSet::available() {
                 let mut out = vec![f32::NAN; rows * outputs];
-                let (panels, scales) = (case.packed.blocks::<Int8>(), case.packed.scales());
-                integers::multiply_with(instructions, panels, scales, &x, &mut out, &pool(2));
+                case.packed.multiply_integers_with(instructions, &x, &mut out, &pool(2)).unwrap();
                 for (index, found) in out.iter().enumerate() {
-                    let ((row, scale), output) = (&all[index / outputs], index % outputs);
+                    let ((row, [scale]), output) = (&all[index / outputs], index % outputs);
                     let q = &bytes[output * row_bytes + 16..][..inputs];
                     let sum: i64 = row.iter().zip(q).map(|(x, q)| i64::from(*x) * i64::from(*q as i8)).sum();
                     let expected = sum as i32 as f32 * scale * case.packed.scales()[output];
@@ -225,16 +231,71 @@ fn sums_of_integers_are_exact() {
     }
 }
 
+fn quantised_rows<S: AsRef<[f32]>>(rows: &[(Vec<i8>, S)]) -> Vec<QuantisedRow<'_>> {
+    rows.iter().map(|(integers, scales)| QuantisedRow { integers, scales: scales.as_ref() }).collect()
+}
+
+/// Activations of every pattern of bits but -128, with a scale for each group of 32, are multiplied as their formula says.
+#[rstest]
+fn quantised_activations_meet_weights_of_every_format(
+    #[values("q4_0", "q4_1", "q8_0", "q4_k", "q6_k", "q5_k", "int8", "int8g32m_f16", "int8g128", "int4g32z", "int4g128_f16")] name: &str,
+    #[values(32, 96, 256, 512)] inputs: usize,
+    #[values(32, 64)] group: usize,
+) {
+    let format = WeightFormat::from_name(name).unwrap();
+    if format.row_bytes(inputs).is_none() || !inputs.is_multiple_of(group) {
+        return;
+    }
+    let outputs = 37;
+    let case = match format {
+        WeightFormat::Block(_) => Case::new(format, outputs, inputs),
+        _ => grouped(name, outputs, inputs),
+    };
+    let mut noise = Noise(0xA8);
+    for rows in [1, 2, 3, 5, 13, 40] {
+        let byte = |noise: &mut Noise| (noise.bits() as i8).max(-127);
+        let row = |noise: &mut Noise| {
+            let integers: Vec<i8> = (0..inputs).map(|_| byte(noise)).collect();
+            (integers, (0..inputs / group).map(|_| noise.number()).collect::<Vec<f32>>())
+        };
+        let all: Vec<(Vec<i8>, Vec<f32>)> = (0..rows).map(|_| row(&mut noise)).collect();
+        for instructions in InstructionSet::available() {
+            let mut out = vec![f32::NAN; rows * outputs];
+            let x = quantised_rows(&all);
+            case.packed.multiply_integers_with(instructions, &x, &mut out, &pool(2)).unwrap();
+            for (index, found) in out.iter().enumerate() {
+                let ((integers, scales), output) = (&all[index / outputs], index % outputs);
+                let weights = &case.weights[output * inputs..][..inputs];
+                let (mut sum, mut size) = (0.0, 0.0);
+                for (k, (x, weight)) in integers.iter().zip(weights).enumerate() {
+                    let product = f64::from(*x) * f64::from(scales[k / group]) * f64::from(*weight);
+                    (sum, size) = (sum + product, size + product.abs());
+                }
+                // The scale and the minimum of a block are applied to sums of their own, each up to 16 times as large as the
+                // sum of the weights.
+                let limit = 32.0 * f64::from(f32::EPSILON) * (size + 1e-3);
+                let error = (f64::from(*found) - sum).abs();
+                assert!(error <= limit, "{name} {instructions:?} {rows} x {inputs}: {found} for {sum}");
+            }
+        }
+    }
+}
+
 #[test]
-fn products_of_integers_need_rows_of_signed_bytes() {
-    let mut x = Quantised::new(32);
-    x.push(&[1; 32], 1.0);
-    let mut out = [0.0; 4];
-    let error = Case::new(F32, 4, 32).packed.multiply_quantised(&x, &mut out, &pool(1)).unwrap_err();
-    assert_eq!(error.code(), Code::InvalidArgument);
-    assert!(grouped("int8", 4, 32).packed.multiply_quantised(&x, &mut out, &pool(1)).is_ok());
-    assert!(grouped("int8", 4, 31).packed.multiply_quantised(&x, &mut out, &pool(1)).is_err());
-    assert!(grouped("int8", 5, 32).packed.multiply_quantised(&x, &mut out, &pool(1)).is_err());
+fn products_of_integers_need_rows_and_weights_that_fit() {
+    let (integers, scales) = ([1; 64], [1.0; 2]);
+    let fits = |packed: &PackedMatrix, inputs: usize, groups: usize, outputs: usize| {
+        let row = QuantisedRow { integers: &integers[..inputs], scales: &scales[..groups] };
+        let mut out = vec![0.0; outputs];
+        packed.multiply_integers(&[row], &mut out, &pool(1)).map_err(|error| error.code())
+    };
+    let invalid = Err(Code::InvalidArgument);
+    assert_eq!(fits(&Case::new(F32, 4, 32).packed, 32, 1, 4), invalid, "floats");
+    assert_eq!(fits(&grouped("int8", 4, 32).packed, 32, 1, 4), Ok(()));
+    assert_eq!(fits(&grouped("int8", 4, 31).packed, 32, 1, 4), invalid, "inputs");
+    assert_eq!(fits(&grouped("int8", 5, 32).packed, 32, 1, 4), invalid, "outputs");
+    assert_eq!(fits(&Case::new(Q4_1, 4, 64).packed, 64, 2, 4), Ok(()));
+    assert_eq!(fits(&Case::new(Q4_1, 4, 64).packed, 64, 1, 4), Ok(()));
 }
 
 #[rstest]

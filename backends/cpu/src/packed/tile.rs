@@ -51,31 +51,36 @@ impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
         let mut sums = [[lanes.splat(0.0); M]; P];
         for index in 0..blocks {
             let mut block = [&self.panels[0][index]; P];
-            let mut scale = [block[0].scale(lanes); P];
             for panel in 0..P {
                 // SAFETY: every panel has `blocks` blocks, see above.
                 block[panel] = unsafe { self.panels[panel].get_unchecked(index) };
-                scale[panel] = block[panel].scale(lanes);
                 if self.source == Source::Memory {
                     prefetch(lanes, block[panel]);
                 }
             }
-            for step in 0..B::STEPS {
-                let mut step_scale = scale;
-                for panel in 0..P {
-                    step_scale[panel] = B::scale_for_step(lanes, scale[panel], step);
+            for part in 0..B::PARTS {
+                let mut scale = [block[0].scale(lanes, part); P];
+                for panel in 1..P {
+                    scale[panel] = block[panel].scale(lanes, part);
                 }
-                for word in 0..B::WORDS {
-                    let mut weights = [lanes.splat(0.0); P];
+                for step in 0..B::STEPS {
+                    let mut step_scale = scale;
                     for panel in 0..P {
-                        weights[panel] = block[panel].weights(lanes, step_scale[panel], word, step);
+                        step_scale[panel] = B::scale_for_step(lanes, scale[panel], step);
                     }
-                    let input = index * B::LENGTH + step * B::WORDS + word;
-                    for row in 0..M {
-                        // SAFETY: `input < blocks * LENGTH`, which is the length of every row, see above.
-                        let x = lanes.splat(unsafe { *self.x[row].get_unchecked(input) });
+                    for word in 0..B::WORDS {
+                        let mut weights = [lanes.splat(0.0); P];
                         for panel in 0..P {
-                            sums[panel][row] = lanes.mul_add(weights[panel], x, sums[panel][row]);
+                            let word = part * B::WORDS + word;
+                            weights[panel] = block[panel].weights(lanes, step_scale[panel], word, step);
+                        }
+                        let input = index * B::LENGTH + part * B::PART + step * B::WORDS + word;
+                        for row in 0..M {
+                            // SAFETY: `input < blocks * LENGTH`, which is the length of every row, see above.
+                            let x = lanes.splat(unsafe { *self.x[row].get_unchecked(input) });
+                            for panel in 0..P {
+                                sums[panel][row] = lanes.mul_add(weights[panel], x, sums[panel][row]);
+                            }
                         }
                     }
                 }
@@ -92,7 +97,7 @@ impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
 /// Prefetches the part of a panel that is [`AHEAD`] of a block. The hardware prefetcher stops at the end of a page of 4 KiB,
 /// which is soon reached.
 #[inline(always)]
-fn prefetch<L: Lanes, B>(lanes: L, block: &B) {
+pub(super) fn prefetch<L: Lanes, B>(lanes: L, block: &B) {
     let ahead = std::ptr::from_ref(block).cast::<u8>().wrapping_add(AHEAD);
     for line in 0..size_of::<B>().div_ceil(64) {
         lanes.prefetch(ahead.wrapping_add(64 * line));
@@ -113,11 +118,14 @@ impl<B: Block> Task for Decode<'_, B> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         for (block, weights) in self.panel.iter().zip(self.weights.chunks_exact_mut(B::LENGTH)) {
-            let scale = block.scale(lanes);
-            for (step, weights) in weights.chunks_exact_mut(B::WORDS).enumerate() {
-                let scale = B::scale_for_step(lanes, scale, step);
-                for (word, weights) in weights.iter_mut().enumerate() {
-                    lanes.store(block.weights(lanes, scale, word, step), weights.lanes_mut());
+            for (part, weights) in weights.chunks_exact_mut(B::PART).enumerate() {
+                let scale = block.scale(lanes, part);
+                for (step, weights) in weights.chunks_exact_mut(B::WORDS).enumerate() {
+                    let scale = B::scale_for_step(lanes, scale, step);
+                    for (word, weights) in weights.iter_mut().enumerate() {
+                        let word = part * B::WORDS + word;
+                        lanes.store(block.weights(lanes, scale, word, step), weights.lanes_mut());
+                    }
                 }
             }
         }

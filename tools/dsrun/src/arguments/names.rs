@@ -7,9 +7,10 @@ use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, builder::Fal
 const FOR_COMPARISON: [&str; 4] = ["no_fuse", "no_launch_ahead", "prompts_first", "no_graphs"];
 
 /// Flags that few need, which the commands for users list in `--help` but not in `-h`.
-const FOR_FEW: [&str; 22] = [
+const FOR_FEW: [&str; 23] = [
     "log",
     "kv_dtype",
+    "exact",
     "step_tokens",
     "weights_in",
     "host_memory",

@@ -126,6 +126,7 @@ fn load(settings: &ServeSettings, model: String, terminal: Terminal) -> Result<(
     let engine = EngineArguments {
         dtype,
         kv_dtype: settings.kv_dtype.unwrap_or(Dtype::Keep),
+        exact: settings.exact.unwrap_or(false),
         context: settings.context,
         step_tokens: None,
         no_fuse: settings.no_fuse.unwrap_or(false),
