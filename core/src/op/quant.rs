@@ -206,7 +206,10 @@ attributes! {
     /// | → `y` | `dtype` `[M, N]` | |
     ///
     /// Products are accumulated in f32 or better, or exactly in integers within a group; scales are applied in f32 or better, in
-    /// any order. The sum with the bias is rounded once. Weights are not rounded to fewer bits than their format has.
+    /// any order. The sum with the bias is rounded once. Weights are not rounded to fewer bits than their format has. No sum of
+    /// integers may wrap around, however long a group is. With `K = 0` the result is the bias, or zeros.
+    ///
+    /// A scale that is NaN makes its row of `y` NaN, and one that is infinite makes it unspecified; neither affects other rows.
     LinearA8 {
         /// The element type of the result; a float.
         dtype: DType,
