@@ -71,6 +71,8 @@ impl Compute for CandleKernels {
             Op::Sample(op) => Box::new(*op),
             Op::QuantPerToken(op) => Box::new(*op),
             Op::LinearW8A8(op) => Box::new(*op),
+            Op::QuantPerGroup(op) => Box::new(*op),
+            Op::LinearA8(op) => Box::new(*op),
             Op::MoeRoute(op) => Box::new(*op),
             Op::MoeGroup(op) => Box::new(*op),
             Op::GroupedLinear(op) => Box::new(*op),
@@ -90,7 +92,7 @@ impl Compute for CandleKernels {
 
     fn is_batch_invariant(&self, op: &Op) -> bool {
         // The order of a matrix product's sums may depend on the number of rows.
-        !matches!(op, Op::Linear(_) | Op::GroupedLinear(_) | Op::HeadLinear(_))
+        !matches!(op, Op::Linear(_) | Op::LinearA8(_) | Op::GroupedLinear(_) | Op::HeadLinear(_))
     }
 
     fn run(&self, kernel: &Self::Kernel, frame: &Frame<'_>, host: &Host) -> Result<()> {
