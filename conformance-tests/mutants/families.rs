@@ -94,6 +94,8 @@ pub(crate) const OPS: &[OpCases] = &[
     OpCases { computes: false, ..of("columns", "columns", "prime") },
     OpCases { computes: false, ..of("quant_per_token", "quant_per_token", "above_a_tile") },
     of("linear_w8a8", "linear_w8a8", "prime"),
+    OpCases { computes: false, ..of("quant_per_group", "quant_per_group_32", "above_a_tile") },
+    of("linear_a8", "linear_a8_f32", "seven_rows"),
     OpCases { computes: false, ..of("moe_route", "moe_route_softmax", "many_experts") },
     of("grouped_linear", "grouped_linear_f32", "many_experts"),
     of("moe_combine", "moe_combine", "many_experts"),

@@ -8,6 +8,7 @@ use crate::{
         truncating_cast,
     },
     faulty_experts::{bias_of_expert_0, selection_bias_weighs, skipped_to_expert_0, ties_to_the_last},
+    faulty_groups::{minima_forgotten, one_scale_for_a_row, sums_of_16_bits},
     faulty_latents::{rest_before_value, rest_not_scored},
     faulty_masks, faulty_process,
     raw::{self, Query},
@@ -231,6 +232,28 @@ static FAULTS: &[Fault] = &[
             x.map(|_, byte| if byte == 0x80 { 0x81 } else { byte });
         })
     }),
+    run("one_scale_for_a_row", one_scale_for_a_row),
+    run("scale_of_next_group", |run, stream| {
+        operand(run, stream, "linear_a8", 1, |_, scales| {
+            let (before, groups) = (scales.clone(), scales.width().max(1));
+            for index in 0..scales.count() {
+                let (row, group) = (index / groups, index % groups);
+                scales.set_bits(index, before.bits(row * groups + (group + 1) % groups));
+            }
+        })
+    }),
+    run("last_group_dropped", |run, stream| {
+        operand(run, stream, "linear_a8", 1, |_, scales| {
+            let groups = scales.width();
+            let lasts = (0..scales.count()).filter(|index| index % groups == groups - 1);
+            lasts.for_each(|index| scales.set_float(index, 0.0));
+        })
+    }),
+    instead("group_bias_dropped", |call| {
+        matches!(call.op, Op::LinearA8(_)) && call.operands[3].take().is_some()
+    }),
+    Fault { weights_kept: true, ..run("minima_forgotten", minima_forgotten) },
+    Fault { weights_kept: true, ..run("sums_of_16_bits", sums_of_16_bits) },
     run("ranks_differ", |run, stream| {
         let second = run.call.comm.as_ref().is_some_and(|comm| comm.rank() == 1);
         if second { result(run, stream, "all_reduce", 0, flip) } else { run.right(stream) }

@@ -30,7 +30,7 @@ const fn harmless(about: &'static str, fault: Fault) -> Harmless {
 }
 
 /// Ops whose results are computed in floats, and may be off by a little.
-const COMPUTED: [&str; 9] = [
+const COMPUTED: [&str; 10] = [
     "rms_norm",
     "layer_norm",
     "linear",
@@ -40,6 +40,7 @@ const COMPUTED: [&str; 9] = [
     "attention",
     "moe_combine",
     "grouped_linear",
+    "linear_a8",
 ];
 
 /// All variants.
@@ -197,18 +198,37 @@ fn sum_of(name: &str) -> Sum {
 }
 
 fn summed(run: &Run, stream: &mut dyn Stream) -> Result<()> {
-    let (Op::Linear(_), Some(weight)) = (&run.call.op, run.weight(1)) else { return run.right(stream) };
-    let bounded = run.arguments.results[0].extent.is_some();
-    let Some(x) = copied(run, stream, 0)?.filter(|x| x.desc.dtype == DType::F32 && !bounded) else {
+    // The operands after the activations: scales of groups, if there are any, the weight, and the bias.
+    let weight_at = match run.call.op {
+        Op::Linear(_) => 1,
+        Op::LinearA8(_) => 2,
+        _ => return run.right(stream),
+    };
+    let (Some(weight), None) = (run.weight(weight_at), &run.arguments.results[0].extent) else {
         return run.right(stream);
     };
-    let (bias, sum) = (copied(run, stream, 2)?, sum_of(run.fault_name()));
+    let Some(x) = copied(run, stream, 0)? else { return run.right(stream) };
+    let scales = if weight_at == 2 { copied(run, stream, 1)? } else { None };
+    if scales.is_none() && x.desc.dtype != DType::F32 {
+        return run.right(stream);
+    }
+    let (bias, sum) = (copied(run, stream, weight_at + 1)?, sum_of(run.fault_name()));
+    let activation = |row: usize, input: usize| {
+        let index = row * x.width() + input;
+        match &scales {
+            None => x.float(index),
+            Some(scales) => {
+                let group = input * scales.width() / x.width();
+                scales.float(row * scales.width() + group) * f32::from(x.bits(index) as u8 as i8)
+            }
+        }
+    };
     run.right(stream)?;
     change_result(run, stream, 0, |_, y| {
         let (outputs, inputs) = (y.width(), x.width());
         for index in 0..y.count() {
             let (row, output) = (index / outputs, index % outputs);
-            let product = |input: usize| x.float(row * inputs + input) * weight[output * inputs + input];
+            let product = |input: usize| activation(row, input) * weight[output * inputs + input];
             let total = sum(&mut (0..inputs).map(product));
             y.set_float(index, total + bias.as_ref().map_or(0.0, |bias| bias.float(output)));
         }

@@ -9,6 +9,7 @@ mod families;
 mod faults;
 mod faulty_calls;
 mod faulty_experts;
+mod faulty_groups;
 mod faulty_latents;
 mod faulty_masks;
 mod faulty_process;

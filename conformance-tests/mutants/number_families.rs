@@ -10,7 +10,7 @@ use crate::{
 use dsrun_core::{DType, Result, device::Stream, kernels::Argument};
 
 /// The ops with planes of special values.
-const SPECIAL: [&str; 11] = [
+const SPECIAL: [&str; 12] = [
     "rms_norm",
     "layer_norm",
     "linear",
@@ -22,6 +22,7 @@ const SPECIAL: [&str; 11] = [
     "attention",
     "grouped_linear",
     "moe_combine",
+    "linear_a8",
 ];
 
 fn special(op: &OpCases) -> Vec<String> {
@@ -32,7 +33,7 @@ fn special(op: &OpCases) -> Vec<String> {
 fn subnormal(op: &OpCases) -> Vec<String> {
     match op.op {
         "add" | "cast" | "columns" => vec![op.id("random_subnormal_*")],
-        "rms_norm" | "linear" | "argmax" | "moe_route" => vec![op.id("special_subnormals")],
+        "rms_norm" | "linear" | "linear_a8" | "argmax" | "moe_route" => vec![op.id("special_subnormals")],
         _ => Vec::new(),
     }
 }
@@ -44,6 +45,8 @@ fn of_rows(op: &OpCases, label: &str) -> Vec<String> {
         "embed" => &["rows_257", "rows_1025"],
         // Row 256 of the case is padding.
         "logit_process" => &["rows_257"],
+        // Groups of 32 make it too large.
+        "quant_per_group" => &["rows_65537"],
         _ => &[],
     };
     let all = [
@@ -57,6 +60,7 @@ fn of_rows(op: &OpCases, label: &str) -> Vec<String> {
         "columns",
         "argmax",
         "quant_per_token",
+        "quant_per_group",
         "logit_process",
         "rope",
         "embed",
@@ -162,7 +166,9 @@ pub(crate) const NUMBER_FAMILIES: &[Family] = &[
         }),
         catches: |op| match op.op {
             "rms_norm" | "layer_norm" | "activation" | "gated_activation" | "add" | "rope"
-            | "quant_per_token" | "argmax" | "linear" => vec!["check/batch_rows".into()],
+            | "quant_per_token" | "quant_per_group" | "argmax" | "linear" | "linear_a8" => {
+                vec!["check/batch_rows".into()]
+            }
             _ => Vec::new(),
         },
     },

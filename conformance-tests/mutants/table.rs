@@ -42,6 +42,28 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "linear_w8a8/f32/prime",
     ),
     mutant("byte_clipped", "the byte -128 is multiplied as -127", "linear_w8a8/f32/many_rows"),
+    mutant(
+        "one_scale_for_a_row",
+        "all groups of a row have one scale, and integers that fit it",
+        "quant_per_group_32/f32/prime",
+    ),
+    mutant(
+        "scale_of_next_group",
+        "a group of activations is multiplied by the scale of the next",
+        "linear_a8_q4_0/f32/seven_rows",
+    ),
+    mutant(
+        "last_group_dropped",
+        "products leave out the last group of a row",
+        "linear_a8_q8_0/f32/seven_rows",
+    ),
+    mutant(
+        "group_bias_dropped",
+        "products of activations in groups forget their bias",
+        "linear_a8_q4_k/f32/seven_rows",
+    ),
+    mutant("minima_forgotten", "products leave out the minima of weights", "linear_a8_q4_1/f32/seven_rows"),
+    mutant("sums_of_16_bits", "the sum of a group wraps to 16 bits", "linear_a8_int8/f32/extremes"),
     mutant("ranks_differ", "one rank of an all-reduce has another last bit", "all_reduce_sum/f32/odd_over_3"),
     mutant("narrow_layers_rounded", "layers of few inputs round to bf16", "check/ways_shards"),
     mutant("partial_sums_rounded", "an all-reduce rounds sums of f32 to bf16", "check/ranks_sharded"),

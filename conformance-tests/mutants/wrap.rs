@@ -4,6 +4,8 @@
 
 #[path = "wrap/comm.rs"]
 mod comm;
+#[path = "wrap/kept.rs"]
+mod kept;
 #[path = "wrap/stream.rs"]
 mod stream;
 
@@ -14,7 +16,7 @@ use crate::{
 };
 use comm::{MutantCollective, unwrapped};
 use dsrun_core::{
-    Code, Error, Result, WeightReader,
+    Affine, Code, Error, Result, WeightReader,
     checked::{CheckedPlan, ValidArguments, ValidCall},
     collective::Collective,
     device::{
@@ -30,6 +32,7 @@ use dsrun_core::{
     region::LoweredPlan,
 };
 use dsrun_cpu::CpuBackend;
+use kept::KeptWeight;
 use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
@@ -128,8 +131,8 @@ pub(crate) struct Shared {
     /// The last plan of each op.
     latest: Mutex<HashMap<String, CheckedPlan>>,
     leaked: Mutex<Vec<Leaked>>,
-    /// The elements of packed weights by the address of the weight.
-    weights: Mutex<HashMap<usize, Arc<[f32]>>>,
+    /// The rows of packed weights by the address of the weight.
+    weights: Mutex<HashMap<usize, Arc<KeptWeight>>>,
     /// How many streams were made.
     streams: AtomicU64,
     /// Bytes that are held and not counted.
@@ -288,9 +291,9 @@ impl Kernels for MutantKernels {
             self.0.uncounted.fetch_add(packed.bytes() as u64, Ordering::Relaxed);
         }
         if self.0.fault.weights_kept {
-            let kept = elements(rows)?;
+            let kept = KeptWeight::read(rows)?;
             let mut weights = self.0.weights.lock().unwrap_or_else(PoisonError::into_inner);
-            weights.insert(address(&packed), kept.into());
+            weights.insert(address(&packed), Arc::new(kept));
         }
         if self.0.fault.weights_leak {
             self.0.leak(Leaked::Weight(packed.clone()));
@@ -473,7 +476,16 @@ impl Run {
     }
 
     /// The elements of the weight operand at `index`, row by row, if the fault keeps them.
-    pub(crate) fn weight(&self, index: usize) -> Option<Arc<[f32]>> {
+    pub(crate) fn weight(&self, index: usize) -> Option<Vec<f32>> {
+        self.kept_weight(index)?.elements()
+    }
+
+    /// The integers of the quantised weight operand at `index`, row by row, each with the map of its group, if the fault keeps them.
+    pub(crate) fn weight_integers(&self, index: usize) -> Option<Vec<(u8, Affine)>> {
+        self.kept_weight(index)?.integers()
+    }
+
+    fn kept_weight(&self, index: usize) -> Option<Arc<KeptWeight>> {
         let Some(Some(Argument::Weight(weight))) = self.arguments.operands.get(index) else { return None };
         let weights = self.shared.weights.lock().unwrap_or_else(PoisonError::into_inner);
         weights.get(&address(weight)).cloned()
@@ -498,16 +510,6 @@ impl Run {
 
 fn address(weight: &Arc<dyn PackedWeight>) -> usize {
     Arc::as_ptr(weight).cast::<()>().addr()
-}
-
-/// All elements of a weight.
-fn elements(rows: &mut dyn WeightReader) -> Result<Vec<f32>> {
-    let weight_type = rows.weight_type().clone();
-    let mut elements = vec![0.0; weight_type.elements()?];
-    for (row, out) in elements.chunks_exact_mut(weight_type.columns().max(1)).enumerate() {
-        weight_type.format.decode_row(&rows.rows(row, 1)?, out)?;
-    }
-    Ok(elements)
 }
 
 impl Drop for Run {

@@ -16,6 +16,7 @@ mod moe;
 mod norm;
 mod plane;
 mod quant;
+mod quant_group;
 mod region;
 mod rope;
 mod sampling;
@@ -100,6 +101,8 @@ pub const TABLES: &[Table] = &[
     table("moe_combine", FLOATS, moe::combine, moe::drawn_combine),
     table("head_linear", FLOATS, head_linear::head_linear, head_linear::drawn_head_linear),
     table("latent_write", FLOATS, cache::latent_write, cache::drawn_latent_write),
+    table("quant_per_group", FLOATS, quant_group::quant_per_group, quant_group::drawn_quant_per_group),
+    table("linear_a8", FLOATS, quant_group::linear_a8, quant_group::drawn_linear_a8),
     table("all_reduce", ALL, collective::all_reduce, collective::drawn_all_reduce),
     table("all_gather", ALL, collective::all_gather, collective::drawn_all_gather),
     table("reduce_scatter", ALL, collective::reduce_scatter, collective::drawn_reduce_scatter),

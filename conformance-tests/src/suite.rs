@@ -175,7 +175,7 @@ impl Item {
     }
 
     /// Whether these profiles require the item of a backend: whether its op belongs to one of them, and the device lists its
-    /// element types. Regions are optional, their bodies are not. Weights in blocks are required by `llm-quant-1`.
+    /// element types. Regions are optional, their bodies are not. Quantised weights are required by `llm-quant-1` and `llm-quant-2`.
     pub fn is_required(&self, subject: &Subject, profiles: &[Profile]) -> bool {
         let (case, op_profile): (&Case, fn(&Op) -> Option<Profile>) = match &self.work {
             Work::Check(check) => return check.profile.is_some_and(|profile| profiles.contains(&profile)),
@@ -255,7 +255,7 @@ fn takes(subject: &Subject, profiles: &[Profile], call: &CallCase) -> bool {
         OperandType::Tensor(tensor) => subject.takes(tensor.dtype),
         OperandType::Weight(weight) => match weight.format {
             WeightFormat::Dense(dtype) => subject.takes(dtype),
-            _ => profiles.contains(&Profile::LlmQuant1),
+            _ => [Profile::LlmQuant1, Profile::LlmQuant2].iter().any(|profile| profiles.contains(profile)),
         },
     };
     // If results cannot be inferred the case is wrong, which running it reports.

@@ -15,6 +15,8 @@ mod faults;
 mod faulty_calls;
 #[path = "../mutants/faulty_experts.rs"]
 mod faulty_experts;
+#[path = "../mutants/faulty_groups.rs"]
+mod faulty_groups;
 #[path = "../mutants/faulty_latents.rs"]
 mod faulty_latents;
 #[path = "../mutants/faulty_masks.rs"]

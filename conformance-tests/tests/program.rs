@@ -60,7 +60,14 @@ fn a_right_backend_passes() {
     assert_eq!(results["backend"]["library"], Value::Null);
     assert_eq!(
         results["profiles"],
-        serde_json::json!(["llm-core-1", "llm-quant-1", "llm-moe-1", "llm-dist-1", "llm-mla-1"])
+        serde_json::json!([
+            "llm-core-1",
+            "llm-quant-1",
+            "llm-moe-1",
+            "llm-dist-1",
+            "llm-mla-1",
+            "llm-quant-2"
+        ])
     );
     let cases = results["cases"].as_array().unwrap();
     assert_eq!(results["counts"]["pass"], cases.len());

@@ -221,12 +221,7 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn dot<const SMALL: bool>(
-        self,
-        mut sums: [i32; WIDTH],
-        weights: [u32; WIDTH],
-        x: u32,
-    ) -> [i32; WIDTH] {
+    fn dot<const SMALL: bool>(self, mut sums: [i32; WIDTH], weights: [u32; WIDTH], x: u32) -> [i32; WIDTH] {
         let x = x.to_le_bytes().map(|byte| i32::from(byte as i8));
         for (sum, weight) in sums.iter_mut().zip(weights) {
             let q = |index: u32| (weight >> (8 * index) & 255) as i32;

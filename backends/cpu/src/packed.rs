@@ -26,7 +26,9 @@ use dsrun_core::{
 };
 use dsrun_host::PackedMemory;
 pub(crate) use integers::QuantisedRow;
-use panel::{BF16, Block, Bytes, F16, F32, FromBytes, FromIntegers, Int8, Nibbles, Q4_0, Q4_1, Q4K, Q6K, Q8_0};
+use panel::{
+    BF16, Block, Bytes, F16, F32, FromBytes, FromIntegers, Int8, Nibbles, Q4_0, Q4_1, Q4K, Q6K, Q8_0,
+};
 use product::{Job, Output, Product};
 use rayon::prelude::*;
 use std::{fmt, ops::Range};

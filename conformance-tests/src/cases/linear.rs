@@ -9,6 +9,7 @@ use crate::{
     random::{Random, Values},
 };
 use dsrun_core::{BlockFormat, DType, GroupFormat, GroupOffset, WeightFormat, WeightType, op::Linear};
+use std::ops::Range;
 
 /// A random weight whose elements are of the order of `size`, with their decoded values.
 pub(crate) fn random_weight(
@@ -42,27 +43,39 @@ fn random_block(random: &mut Random, format: BlockFormat, size: f64) -> Vec<u8> 
         bytes[0] = (127 + exponent).clamp(0, 254) as u8;
         return bytes;
     }
-    // The offset of the scales, the largest factor of the first, and that of the second, if there is one.
-    let (first, levels, minimum) = match format {
-        BlockFormat::Q4_0 => (0, 6.0, None),
-        BlockFormat::Q4_1 => (0, 6.0, Some(-1.0)),
-        BlockFormat::Q5_0 => (0, 12.0, None),
-        BlockFormat::Q5_1 => (0, 12.0, Some(-1.0)),
-        BlockFormat::Q2_K => (80, 25.0, Some(10.0)),
-        BlockFormat::Q3_K => (108, 60.0, None),
-        BlockFormat::Q4_K => (0, 400.0, Some(40.0)),
-        BlockFormat::Q5_K => (0, 800.0, Some(40.0)),
-        BlockFormat::Q6_K => (208, 1500.0, None),
-        _ => (0, 100.0, None),
+    // The largest factor of the first scale, and that of the second, if there is one.
+    let (levels, minimum) = match format {
+        BlockFormat::Q4_0 => (6.0, None),
+        BlockFormat::Q4_1 => (6.0, Some(-1.0)),
+        BlockFormat::Q5_0 => (12.0, None),
+        BlockFormat::Q5_1 => (12.0, Some(-1.0)),
+        BlockFormat::Q2_K => (25.0, Some(10.0)),
+        BlockFormat::Q3_K => (60.0, None),
+        BlockFormat::Q4_K => (400.0, Some(40.0)),
+        BlockFormat::Q5_K => (800.0, Some(40.0)),
+        BlockFormat::Q6_K => (1500.0, None),
+        _ => (100.0, None),
     };
     let mut bytes: Vec<u8> = (0..format.bytes()).map(|_| random.bits() as u8).collect();
     let scale = random.between(0.5, 1.5) / levels;
     let scales = [Some(scale), minimum.map(|minimum| random.between(0.0, 1.5) / minimum)];
     for (index, scale) in scales.into_iter().flatten().enumerate() {
-        let at = first + 2 * index;
+        let at = scale_bytes(format).start + 2 * index;
         bytes[at..at + 2].copy_from_slice(&half::f16::from_f64(scale * size).to_le_bytes());
     }
     bytes
+}
+
+/// The bytes of a block that hold its scales: one or two of f16, or an exponent.
+pub(super) const fn scale_bytes(format: BlockFormat) -> Range<usize> {
+    match format {
+        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K => 0..4,
+        BlockFormat::Q2_K => 80..84,
+        BlockFormat::Q3_K => 108..110,
+        BlockFormat::Q6_K => 208..210,
+        BlockFormat::Mxfp4 => 0..1,
+        _ => 0..2,
+    }
 }
 
 /// A row of random integers, with scales that make its elements of the order of `size`.
@@ -278,10 +291,10 @@ fn subnormal_case(dtype: DType) -> Case {
 }
 
 /// Numbers of inputs and outputs of random cases; 128 and 256 are tile sizes of large products.
-const INPUTS: &[usize] = &[32, 1, 2, 7, 61, 64, 127, 128, 129, 160, 256, 1024, 4099];
-const OUTPUTS: &[usize] = &[1, 2, 7, 8, 31, 32, 61, 63, 64, 65, 127, 128, 129];
+pub(super) const INPUTS: &[usize] = &[32, 1, 2, 7, 61, 64, 127, 128, 129, 160, 256, 1024, 4099];
+pub(super) const OUTPUTS: &[usize] = &[1, 2, 7, 8, 31, 32, 61, 63, 64, 65, 127, 128, 129];
 /// The maximum number of multiplications of a random case.
-const MULTIPLICATIONS: usize = 1 << 19;
+pub(super) const MULTIPLICATIONS: usize = 1 << 19;
 
 pub(super) fn drawn_linear(dtype: DType, draw: &mut Draw) -> Case {
     let there: Vec<WeightFormat> = [WeightFormat::Dense(dtype)]

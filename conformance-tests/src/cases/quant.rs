@@ -25,7 +25,8 @@ fn vector_of(layout: Layout) -> Layout {
     Layout { gap: 0, ..layout }
 }
 
-const KINDS: &[Values] = &[Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Special];
+pub(super) const KINDS: &[Values] =
+    &[Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Special];
 
 pub(super) fn quant_per_token(dtype: DType) -> Vec<Case> {
     let mut planes = planes("quant_per_token", dtype, KINDS, |features| features);

@@ -13,8 +13,8 @@ use crate::{
 use dsrun_core::{
     DType,
     op::{
-        Activation, Add, Argmax, GateLayout, GatedActivation, LayerNorm, Linear, Nonlinearity, Op,
-        QuantPerToken, RmsNorm, Rope, RopePairing,
+        Activation, Add, Argmax, GateLayout, GatedActivation, LayerNorm, Linear, LinearA8, Nonlinearity, Op,
+        QuantPerGroup, QuantPerToken, RmsNorm, Rope, RopePairing,
     },
 };
 
@@ -98,19 +98,35 @@ fn calls(bench: &mut Bench, dtype: DType) -> Result<Vec<Call>, Stop> {
             vec![x(), Operand::Rows(Tensor::vector(&positions)), shared(&frequencies)],
         ),
         ("quant_per_token", QuantPerToken {}.into(), vec![x()]),
+        ("quant_per_group", QuantPerGroup { group: 32 }.into(), vec![x()]),
         ("argmax", Argmax {}.into(), vec![x()]),
     ]
     .into_iter()
     .map(|(name, op, operands)| Call { name: name.into(), op, operands })
     .collect::<Vec<Call>>();
+    let bits = (0..ROWS * 256).map(|_| u32::from((random.below(255) as i32 - 127) as u8)).collect();
+    let integers = Tensor { dtype: DType::I8, shape: vec![ROWS, 256], bits };
+    let scales = random.tensor(DType::F32, &[ROWS, 8], Values::Uniform);
     for format in formats().into_iter().filter(|format| goes_with(*format, dtype)) {
         let (weight, _) = random_weight(&mut random, format, [129, 256], 0.06);
         match bench.pack(&weight) {
-            Ok(weight) => calls.push(Call {
-                name: format!("linear_{format}"),
-                op: Linear { dtype }.into(),
-                operands: vec![x(), Operand::Shared(weight), absent()],
-            }),
+            Ok(weight) => {
+                let weight = || Operand::Shared(weight.clone());
+                let grouped =
+                    vec![Operand::Rows(integers.clone()), Operand::Rows(scales.clone()), weight(), absent()];
+                calls.extend([
+                    Call {
+                        name: format!("linear_{format}"),
+                        op: Linear { dtype }.into(),
+                        operands: vec![x(), weight(), absent()],
+                    },
+                    Call {
+                        name: format!("linear_a8_{format}"),
+                        op: LinearA8 { dtype, group: 32 }.into(),
+                        operands: grouped,
+                    },
+                ]);
+            }
             Err(Stop::Unsupported(_)) => {}
             Err(stop) => return Err(stop),
         }

@@ -7,17 +7,17 @@ use super::{
 };
 use crate::{runner::TIMEOUT, subject::Subject, tensor::Tensor};
 use dsrun_core::{
-    DType, GroupFormat, TensorDesc, WeightFormat, WeightType,
+    BlockFormat, DType, GroupFormat, TensorDesc, WeightFormat, WeightType,
     collective::Comm,
     device::{BufferSlice, Device, MemoryKind},
     kernels::{Arguments, Binding, OperandDesc, WeightDesc},
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
         Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, GateLayout, GatedActivation, GatherRows,
-        GroupScore, GroupedLinear, HeadLinear, KvWrite, LatentWrite, LayerNorm, Linear, LinearW8A8,
+        GroupScore, GroupedLinear, HeadLinear, KvWrite, LatentWrite, LayerNorm, Linear, LinearA8, LinearW8A8,
         LogitProcess, MeshAxis, MoeCombine, MoeGroup, MoeRoute, Nonlinearity, Op, PageGather, PageScatter,
-        PagedAttention, PrepareStep, Profile, QuantPerToken, Receive, ReduceScatter, Reduction, RmsNorm,
-        Rope, RopePairing, RouterNorm, RouterScore, Sample, Send,
+        PagedAttention, PrepareStep, Profile, QuantPerGroup, QuantPerToken, Receive, ReduceScatter,
+        Reduction, RmsNorm, Rope, RopePairing, RouterNorm, RouterScore, Sample, Send,
     },
 };
 use std::sync::Arc;
@@ -86,6 +86,7 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
     let embed = Embed { dtype, first_row: 0, position_offset: 0 };
     let sum = Reduction::Sum;
     let wide = plane[1] * ranks as usize;
+    let blocks = WeightType { format: WeightFormat::Block(BlockFormat::Q4_0), shape: vec![48, 64] };
     let signed_bytes = WeightType { format: WeightFormat::Group(GroupFormat::INT8), shape: vec![48, 64] };
     vec![
         (embed.into(), vec![integers(&[6]), weight(dtype, [50, 64]), None, None]),
@@ -145,6 +146,11 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
         (
             LinearW8A8 { dtype }.into(),
             vec![tensor(DType::I8, &plane), singles(&[6]), Some(OperandDesc::Weight(signed_bytes)), None],
+        ),
+        (QuantPerGroup { group: 32 }.into(), vec![float(&plane)]),
+        (
+            LinearA8 { dtype, group: 32 }.into(),
+            vec![tensor(DType::I8, &plane), singles(&[6, 2]), Some(OperandDesc::Weight(blocks)), None],
         ),
         (GatherRows {}.into(), vec![float(&plane), integers(&[3])]),
         (

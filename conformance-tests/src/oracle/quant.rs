@@ -1,10 +1,10 @@
-//! Oracle of `quant_per_token` and `linear_w8a8`.
+//! Oracle of `quant_per_token`, `quant_per_group`, `linear_w8a8` and `linear_a8`.
 
 use super::{Real, float};
 use crate::gate::Gate;
 use dsrun_core::DType;
 
-/// The scale and the integers of a row. Dividing two f32 numbers in f64 and rounding to f32 equals division in f32, because 53
+/// The scale and the integers of a row, or of a group of one. Dividing two f32 numbers in f64 and rounding to f32 equals division in f32, because 53
 /// bits are more than twice 24.
 pub fn quantise(row: &[f64]) -> (f64, Vec<i32>) {
     let largest = row.iter().fold(0f64, |largest, x| largest.max(x.abs()));
@@ -61,6 +61,18 @@ pub fn dot(x: &[i32], x_scale: f64, q: &[i32], scale: f64, bias: f64) -> Real {
     Real::new(product + bias, product.abs() + bias.abs())
 }
 
+/// `sum_k scales[k / group] * x[k] * weight[k] + bias`, for groups of equal size.
+pub fn dot_of_groups(x: &[i32], scales: &[f64], weight: &[Real], bias: f64) -> Real {
+    let group = x.len() / scales.len().max(1);
+    let (mut value, mut magnitude) = (0.0, 0.0);
+    for (index, (x, weight)) in x.iter().zip(weight).enumerate() {
+        let x = scales[index / group] * f64::from(*x);
+        value += x * weight.value;
+        magnitude += x.abs() * weight.magnitude;
+    }
+    Real::sum(value + bias, magnitude + bias.abs(), x.len() + 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +94,16 @@ mod tests {
         let rounded = row.map(|real| real.rounded_inside(real.value.abs(), 0.0));
         let (_, integers) = quantise_reals(&rounded, Gate { inner: Some(DType::BF16), exponential: false });
         assert_eq!((integers[0].first(), integers[0].last(), integers[2].len()), (Some(&125), Some(&127), 1));
+    }
+
+    #[test]
+    fn groups_have_scales_of_their_own() {
+        let weight = [Real::new(2.0, 4.0), Real::new(1.0, 1.0), Real::new(-1.0, 1.0), Real::new(0.5, 0.5)];
+        let y = dot_of_groups(&[1, 2, 3, -4], &[10.0, 0.5], &weight, 1.0);
+        // 10 (1 * 2 + 2 * 1) + 0.5 (3 * -1 - 4 * 0.5) + 1
+        assert_eq!((y.value, y.magnitude, y.terms), (38.5, 63.5, 5));
+        assert_eq!(dot_of_groups(&[], &[], &[], 3.0).value, 3.0);
+        assert!(dot_of_groups(&[0, 1], &[f64::NAN, 1.0], &weight[..2], 0.0).value.is_nan());
     }
 
     #[test]

@@ -17,7 +17,8 @@ pub fn reals(weight_type: &WeightType, bytes: &[u8]) -> Vec<Real> {
             bytes.chunks(dtype.bytes()).map(|element| exact(float::value(dtype, word(element)))).collect()
         }
         WeightFormat::Block(format) => {
-            bytes.chunks(format.bytes()).flat_map(|bytes| block(format, bytes)).map(exact).collect()
+            let terms = bytes.chunks(format.bytes()).flat_map(|bytes| block(format, bytes));
+            terms.map(|[product, minimum]| exact(product + minimum)).collect()
         }
         WeightFormat::Group(format) => {
             let (rows, columns) = (weight_type.rows(), weight_type.columns());
@@ -25,6 +26,13 @@ pub fn reals(weight_type: &WeightType, bytes: &[u8]) -> Vec<Real> {
         }
         other => unreachable!("the suite makes no weights of format {other}"),
     }
+}
+
+/// [`reals`] for sums of products, in which the integers of a block and its minima may be summed apart: the magnitude counts both.
+pub fn reals_in_parts(weight_type: &WeightType, bytes: &[u8]) -> Vec<Real> {
+    let WeightFormat::Block(format) = weight_type.format else { return reals(weight_type, bytes) };
+    let terms = bytes.chunks(format.bytes()).flat_map(|bytes| block(format, bytes));
+    terms.map(|[product, minimum]| Real::new(product + minimum, product.abs() + minimum.abs())).collect()
 }
 
 /// Reads a little-endian number.
@@ -69,7 +77,8 @@ fn half(bytes: &[u8], at: usize) -> f64 {
     float::value(DType::F16, u32::from(bytes[at]) | u32::from(bytes[at + 1]) << 8)
 }
 
-fn block(format: BlockFormat, bytes: &[u8]) -> Vec<f64> {
+/// The elements of a block, each as the product with its integer, and its minimum.
+fn block(format: BlockFormat, bytes: &[u8]) -> Vec<[f64; 2]> {
     let nibble = |first: usize, element: usize| {
         let byte = bytes[first + element % 16];
         f64::from(if element < 16 { byte & 15 } else { byte >> 4 })
@@ -77,24 +86,24 @@ fn block(format: BlockFormat, bytes: &[u8]) -> Vec<f64> {
     let fifth =
         |first: usize, element: usize| f64::from(bytes[first + element / 8] >> (element % 8) & 1) * 16.0;
     let element = |index: usize| match format {
-        BlockFormat::Q4_0 => half(bytes, 0) * (nibble(2, index) - 8.0),
-        BlockFormat::Q4_1 => half(bytes, 0) * nibble(4, index) + half(bytes, 2),
-        BlockFormat::Q8_0 => half(bytes, 0) * f64::from(bytes[2 + index] as i8),
-        BlockFormat::Q5_0 => half(bytes, 0) * (nibble(6, index) + fifth(2, index) - 16.0),
-        BlockFormat::Q5_1 => half(bytes, 0) * (nibble(8, index) + fifth(4, index)) + half(bytes, 2),
+        BlockFormat::Q4_0 => [half(bytes, 0) * (nibble(2, index) - 8.0), 0.0],
+        BlockFormat::Q4_1 => [half(bytes, 0) * nibble(4, index), half(bytes, 2)],
+        BlockFormat::Q8_0 => [half(bytes, 0) * f64::from(bytes[2 + index] as i8), 0.0],
+        BlockFormat::Q5_0 => [half(bytes, 0) * (nibble(6, index) + fifth(2, index) - 16.0), 0.0],
+        BlockFormat::Q5_1 => [half(bytes, 0) * (nibble(8, index) + fifth(4, index)), half(bytes, 2)],
         BlockFormat::Mxfp4 => {
             let bits = nibble(1, index) as u8;
             let values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
             let sign = if bits < 8 { 1.0 } else { -1.0 };
-            sign * values[usize::from(bits % 8)] * 2f64.powi(i32::from(bytes[0]) - 127)
+            [sign * values[usize::from(bits % 8)] * 2f64.powi(i32::from(bytes[0]) - 127), 0.0]
         }
         _ => large(format, bytes, index),
     };
     (0..format.elements()).map(element).collect()
 }
 
-/// Decodes element `index` of a block of 256.
-fn large(format: BlockFormat, bytes: &[u8], index: usize) -> f64 {
+/// Element `index` of a block of 256, as the product with its integer, and its minimum.
+fn large(format: BlockFormat, bytes: &[u8], index: usize) -> [f64; 2] {
     let (h, j, l) = (index / 128, index / 32 % 4, index % 32);
     let part = index / 32;
     // Two or four bits of a byte.
@@ -103,8 +112,8 @@ fn large(format: BlockFormat, bytes: &[u8], index: usize) -> f64 {
     match format {
         BlockFormat::Q2_K => {
             let both = bytes[index / 16];
-            half(bytes, 80) * f64::from(both & 15) * f64::from(pair(16))
-                - half(bytes, 82) * f64::from(both >> 4)
+            let product = half(bytes, 80) * f64::from(both & 15) * f64::from(pair(16));
+            [product, -half(bytes, 82) * f64::from(both >> 4)]
         }
         BlockFormat::Q3_K => {
             let (scales, number) = (&bytes[96..108], index / 16);
@@ -112,7 +121,7 @@ fn large(format: BlockFormat, bytes: &[u8], index: usize) -> f64 {
             let high = scales[8 + number % 4] >> (2 * (number / 4)) & 3;
             let scale = f64::from(low) + 16.0 * f64::from(high) - 32.0;
             let third = bytes[l] >> part & 1;
-            half(bytes, 108) * scale * (f64::from(pair(32)) + 4.0 * f64::from(third) - 4.0)
+            [half(bytes, 108) * scale * (f64::from(pair(32)) + 4.0 * f64::from(third) - 4.0), 0.0]
         }
         BlockFormat::Q4_K | BlockFormat::Q5_K => {
             let packed = &bytes[4..16];
@@ -128,11 +137,11 @@ fn large(format: BlockFormat, bytes: &[u8], index: usize) -> f64 {
             let (first, fifth) =
                 if format == BlockFormat::Q5_K { (48, bytes[16 + l] >> part & 1) } else { (16, 0) };
             let q = halves(bytes[first + part / 2 * 32 + l], part % 2 == 1) + 16 * fifth;
-            half(bytes, 0) * f64::from(scale) * f64::from(q) - half(bytes, 2) * f64::from(minimum)
+            [half(bytes, 0) * f64::from(scale) * f64::from(q), -half(bytes, 2) * f64::from(minimum)]
         }
         BlockFormat::Q6_K => {
             let q = halves(bytes[64 * h + 32 * (j % 2) + l], j >= 2) + 16 * pair(128);
-            half(bytes, 208) * f64::from(bytes[192 + index / 16] as i8) * (f64::from(q) - 32.0)
+            [half(bytes, 208) * f64::from(bytes[192 + index / 16] as i8) * (f64::from(q) - 32.0), 0.0]
         }
         other => unreachable!("the suite makes no blocks of format {}", other.name()),
     }
@@ -219,6 +228,17 @@ mod tests {
                 WeightType { format: WeightFormat::Block(format), shape: vec![1, format.elements()] };
             assert_eq!(decode(&weight_type, &bytes).iter().sum::<f64>(), sum, "{}", format.name());
         }
+    }
+
+    #[test]
+    fn minima_are_terms_of_sums() {
+        let format = WeightFormat::Block(BlockFormat::Q4_1);
+        let mut bytes = vec![0x00, 0x38, 0x00, 0xBC];
+        bytes.extend([0x30; 16]);
+        let weight_type = WeightType { format, shape: vec![1, 32] };
+        let of = |reals: Vec<Real>| (reals[20].value, reals[20].magnitude);
+        assert_eq!(of(reals(&weight_type, &bytes)), (0.5, 0.5));
+        assert_eq!(of(reals_in_parts(&weight_type, &bytes)), (0.5, 2.5));
     }
 
     #[test]

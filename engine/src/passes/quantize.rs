@@ -257,7 +257,8 @@ pub fn observed_activations(program: &Program) -> Vec<ObservedActivations> {
     let first = |node: &Node| node.call.operands.first().copied().flatten();
     let before = |x: ValueId| {
         let quantises = |node: &&Node| {
-            matches!(node.call.op, Op::QuantPerToken(_) | Op::QuantPerGroup(_)) && node.call.results.first() == Some(&x)
+            matches!(node.call.op, Op::QuantPerToken(_) | Op::QuantPerGroup(_))
+                && node.call.results.first() == Some(&x)
         };
         program.nodes.iter().find(quantises).map_or(Some(x), first)
     };

@@ -5,7 +5,7 @@ use super::{
     bucket::{Bucket, FixedSizes},
     calls::{is_cache, weight_desc},
     memory::{cache_desc, page_bytes},
-    programs::{StepPrograms, DeviceNumbers},
+    programs::{DeviceNumbers, StepPrograms},
 };
 use crate::{
     error::Result,

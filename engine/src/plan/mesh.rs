@@ -5,7 +5,7 @@ use super::{
     bucket::FixedSizes,
     mesh_programs::mesh_programs,
     mesh_rank::{MeshRank, MeshShape},
-    programs::{StepPrograms, DeviceNumbers},
+    programs::{DeviceNumbers, StepPrograms},
     step_interface::is_encoder,
 };
 use crate::{

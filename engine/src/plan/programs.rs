@@ -48,7 +48,11 @@ impl StepPrograms {
     ///
     /// # Errors
     /// If the model cannot be built, or a weight does not fit its format.
-    pub(crate) fn quantized(model: &Model, device: DeviceNumbers, options: &EngineOptions) -> Result<Program> {
+    pub(crate) fn quantized(
+        model: &Model,
+        device: DeviceNumbers,
+        options: &EngineOptions,
+    ) -> Result<Program> {
         let activation = options.precision.dtype().unwrap_or(device.preferred);
         // 16 bits halve the cache and the time to read it.
         let cache = if options.exact || options.precision.dtype().is_some() || activation != DType::F32 {

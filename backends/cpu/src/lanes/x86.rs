@@ -47,8 +47,7 @@ unsafe fn dot_8<const SMALL: bool>(sums: __m256i, weights: __m256i, x: __m256i) 
             return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
         }
         // Bytes 0 and 2, then 1 and 3, as pairs of 16 bits.
-        let (x_even, x_odd) =
-            (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x));
+        let (x_even, x_odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x));
         let even = _mm256_madd_epi16(_mm256_and_si256(weights, _mm256_set1_epi16(255)), x_even);
         let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(weights), x_odd);
         _mm256_add_epi32(sums, _mm256_add_epi32(even, odd))
@@ -383,8 +382,7 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
                 return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(x as i32));
             }
             let x = _mm256_set1_epi32(x as i32);
-            let low =
-                dot_8::<SMALL>(_mm512_castsi512_si256(sums), _mm512_castsi512_si256(weights), x);
+            let low = dot_8::<SMALL>(_mm512_castsi512_si256(sums), _mm512_castsi512_si256(weights), x);
             let high = dot_8::<SMALL>(
                 _mm512_extracti64x4_epi64::<1>(sums),
                 _mm512_extracti64x4_epi64::<1>(weights),

@@ -82,7 +82,8 @@ impl Kernel for QuantPerGroup {
 impl Kernel for LinearW8A8 {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
         let (x, scales) = (frame.input::<i8>(0)?, frame.input::<f32>(1)?);
-        let row = |row| QuantisedRow { integers: x.row(row), scales: &scales.data[row * scales.strides[0]..][..1] };
+        let row =
+            |row| QuantisedRow { integers: x.row(row), scales: &scales.data[row * scales.strides[0]..][..1] };
         multiply_integers(frame, x.rows.min(scales.rows), row, worker)
     }
 }

@@ -276,12 +276,7 @@ pub(super) struct Scaled<L: Lanes> {
 /// Takes element `step` of `BITS` bits out of words and decodes it. The one rounding is that of the multiply-add; the
 /// products themselves are exact (11 bits of scale times at most 8).
 #[inline(always)]
-fn decode<L: Lanes, const BITS: usize>(
-    lanes: L,
-    affine: Scaled<L>,
-    bits: L::Bits,
-    step: usize,
-) -> L::Float {
+fn decode<L: Lanes, const BITS: usize>(lanes: L, affine: Scaled<L>, bits: L::Bits, step: usize) -> L::Float {
     let element = match (BITS, step) {
         (4, 7) => lanes.shifted::<28>(bits),
         (8, 3) => lanes.shifted::<24>(bits),

@@ -214,7 +214,8 @@ fn sums_of_integers_are_exact() {
         let case = Case::from_bytes(format, outputs, inputs, &bytes);
         for rows in [1, 2, 3, 5, 8, 21] {
             let row = |noise: &mut Noise| -> Vec<i8> { (0..inputs).map(|_| noise.bits() as i8).collect() };
-            let all: Vec<(Vec<i8>, [f32; 1])> = (0..rows).map(|_| (row(&mut noise), [noise.number()])).collect();
+            let all: Vec<(Vec<i8>, [f32; 1])> =
+                (0..rows).map(|_| (row(&mut noise), [noise.number()])).collect();
             let x = quantised_rows(&all);
             for instructions in InstructionSet::available() {
                 let mut out = vec![f32::NAN; rows * outputs];
@@ -238,7 +239,20 @@ fn quantised_rows<S: AsRef<[f32]>>(rows: &[(Vec<i8>, S)]) -> Vec<QuantisedRow<'_
 /// Activations of every pattern of bits but -128, with a scale for each group of 32, are multiplied as their formula says.
 #[rstest]
 fn quantised_activations_meet_weights_of_every_format(
-    #[values("q4_0", "q4_1", "q8_0", "q4_k", "q6_k", "q5_k", "int8", "int8g32m_f16", "int8g128", "int4g32z", "int4g128_f16")] name: &str,
+    #[values(
+        "q4_0",
+        "q4_1",
+        "q8_0",
+        "q4_k",
+        "q6_k",
+        "q5_k",
+        "int8",
+        "int8g32m_f16",
+        "int8g128",
+        "int4g32z",
+        "int4g128_f16"
+    )]
+    name: &str,
     #[values(32, 96, 256, 512)] inputs: usize,
     #[values(32, 64)] group: usize,
 ) {

@@ -229,7 +229,9 @@ impl MeshCosts {
         let rows = results.first().and_then(|result| result.shape.first());
         let rows = rows.map_or(self.tokens, |rows| self.rows(rows)) as f64;
         match op {
-            Op::Linear(_) | Op::LinearW8A8(_) | Op::LinearA8(_) | Op::HeadLinear(_) => 2.0 * rows * elements(),
+            Op::Linear(_) | Op::LinearW8A8(_) | Op::LinearA8(_) | Op::HeadLinear(_) => {
+                2.0 * rows * elements()
+            }
             // Each row is multiplied with the matrix of every expert that it is routed to.
             Op::GroupedLinear(op) => {
                 let slots = operands.get(2).and_then(|experts| match experts {
