@@ -169,6 +169,7 @@
 #define DSR_PROFILE_LLM_MOE_1 3
 #define DSR_PROFILE_LLM_DIST_1 4
 #define DSR_PROFILE_LLM_MLA_1 5
+#define DSR_PROFILE_LLM_QUANT_2 6
 
 // Ops. What each computes stands with its attributes, at the end of this file.
 #define DSR_OP_EMBED 1 // y[t] = table[ids[t]] (+ position_table[positions[t]]); ids out of range give zeros
@@ -201,6 +202,8 @@
 #define DSR_OP_MOE_COMBINE 31 // y[t] = sum_j weights[t, j] * x[t, j]: the weighted sum of a token's experts
 #define DSR_OP_HEAD_LINEAR 32 // y[t, h] = x[t, h, ..K] . weight[h], x[t, h, K..]: a linear layer of each head
 #define DSR_OP_LATENT_WRITE 33 // cache[slots[t]] = value[t], rest[t] in one cache; -1 skips
+#define DSR_OP_QUANT_PER_GROUP 34 // quant_per_token of every group consecutive elements of a row
+#define DSR_OP_LINEAR_A8 35 // y[m, n] = sum_k scales[m, k / group] * x[m, k] * weight[n, k] (+ bias[n])
 #define DSR_OP_ALL_REDUCE 64 // reduces x over the ranks of a mesh axis; every rank gets the result
 #define DSR_OP_ALL_GATHER 65 // concatenates x of all ranks, along features or rows
 #define DSR_OP_REDUCE_SCATTER 66 // reduces x over the ranks; each keeps its share of features or rows
@@ -1687,6 +1690,44 @@ typedef struct dsr_head_linear_attributes {
 //
 // Such a cache is for paged_attention with value_size = D. Elements are rounded once if the cache has another
 // element type. Slots outside the cache are treated as -1.
+
+// quant_per_group(x: float) -> y, scales
+//
+// Quantises every group of group consecutive elements of a row with its own scale: quant_per_token of each group.
+//
+//   x: float [M, K]; K a multiple of group
+//   -> y: i8 [M, K]; within ±127
+//   -> scales: f32 [M, K / group]
+//
+// Divisions, rounding and special values are those of quant_per_token, group by group: an infinite or NaN value makes
+// the results of its own group unspecified and affects no other group.
+typedef struct dsr_quant_per_group_attributes {
+    // The number of consecutive elements that share a scale; at least 1.
+    uint32_t group;
+} dsr_quant_per_group_attributes;
+
+// linear_a8(x: i8, scales: f32, weight: weight, bias?: float) -> y
+//
+// Linear layer over activations that are quantised in groups: y[m, n] = sum_k scales[m, k / group] * x[m, k] * weight[n, k]
+// (+ bias[n]).
+//
+//   x: i8 [M, K]; within ±127; -128 is unspecified
+//   scales: f32 [M, K / group]
+//   weight: weight [N, K]; of any format; the format's formula defines quantised elements
+//   bias: float [N], optional
+//   -> y: dtype [M, N]
+//
+// Products are accumulated in f32 or better, or exactly in integers within a group; scales are applied in f32 or better, in
+// any order. The sum with the bias is rounded once. Weights are not rounded to fewer bits than their format has. No sum of
+// integers may wrap around, however long a group is. With K = 0 the result is the bias, or zeros.
+//
+// A scale that is NaN makes its row of y NaN, and one that is infinite makes it unspecified; neither affects other rows.
+typedef struct dsr_linear_a8_attributes {
+    // The element type of the result; a float.
+    uint32_t dtype;
+    // The number of consecutive elements of x that share a scale; at least 1.
+    uint32_t group;
+} dsr_linear_a8_attributes;
 
 // all_reduce(x: any) -> y = x
 //

@@ -33,7 +33,7 @@ fn the_op_table_is_up_to_date() {
 
 fn render(signatures: &[&Signature]) -> String {
     let mut page = String::from(INTRODUCTION);
-    for profile in [Profile::LlmCore1, Profile::LlmQuant1, Profile::LlmMoe1, Profile::LlmDist1] {
+    for profile in Profile::ALL {
         let rows: Vec<String> = signatures
             .iter()
             .filter(|signature| signature.profile == profile)
