@@ -17,7 +17,10 @@ use dsrun_engine::{
     EngineOptions, EnginePlan, Precision, calibrate, log_probability, mixed_precision,
     passes::{
         fuse,
-        quantize::{Calibration, Candidate, Policy, Scheme, choose, product_weights, quantize, smooth},
+        quantize::{
+            Calibration, Candidate, Policy, Scheme, choose, product_weights, quantize, quantize_inputs,
+            smooth,
+        },
     },
     sensitivity,
 };
@@ -68,6 +71,64 @@ fn products_of_the_same_activations_share_their_quantisation(
     // Per layer: queries, keys and values; the output; the MLP's first half; its second.
     assert_eq!(count(&quantised, "quant_per_token"), 2 * 4);
     assert_eq!(quantised.to_string().parse::<Program>().unwrap(), quantised);
+}
+
+/// The inputs of products with quantised weights are quantised once for all products that share them; those of dense weights and of
+/// routers are not.
+#[rstest]
+#[case("gguf/smollm2_q4_1", None)]
+#[case("gguf/qwen2_q8_0", None)]
+#[case("llama3", Some(Scheme::W4A16))]
+#[case("qwen3_moe", Some(Scheme::W8A16))]
+fn inputs_are_quantised_where_weights_are(#[case] name: &str, #[case] scheme: Option<Scheme>) {
+    let plain = program(name);
+    let policy = scheme.map(Policy::of).unwrap_or_default();
+    let rounded = quantize(&plain, &policy, &no_inputs).unwrap();
+    let found = quantize_inputs(&rounded).unwrap();
+    let format = |program: &Program, node: &Node, operand: usize| {
+        let weight = node.call.operands[operand].unwrap();
+        program.values[weight.index()].weight_type().unwrap().format
+    };
+    assert!(count(&found, "linear_a8") >= 4, "{:?}", names(&found));
+    for node in &found.nodes {
+        match node.call.op.name() {
+            "linear" => assert!(!format(&found, node, 1).is_quantised(), "{}", node.call.op),
+            "linear_a8" => assert!(format(&found, node, 2).is_quantised(), "{}", node.call.op),
+            _ => {}
+        }
+    }
+    let linear = |program: &Program, op: &str| count(program, op);
+    assert_eq!(linear(&found, "linear") + linear(&found, "linear_a8"), linear(&rounded, "linear"));
+    let inputs: std::collections::HashSet<_> = found
+        .nodes
+        .iter()
+        .filter(|node| node.call.op.name() == "linear_a8")
+        .map(|node| node.call.operands[0])
+        .collect();
+    assert_eq!(inputs.len(), count(&found, "quant_per_group"), "every quantisation is shared");
+    if scheme.is_some() {
+        assert_eq!(
+            quantize_inputs(&plain).unwrap(),
+            plain,
+            "weights that are not quantised stay as they are"
+        );
+    }
+}
+
+/// Rounding inputs to 8 bits moves logits, by far less than rounding the weights did.
+#[rstest]
+fn rounded_inputs_move_logits_a_little(
+    #[values("gguf/smollm2_q4_1", "gguf/smollm2_q4_0", "gguf/qwen2_q8_0", "gguf/olmo2_q8_0")] name: &str,
+) {
+    let options =
+        |exact| EngineOptions { exact, max_requests: 1, step_tokens: 32, ..EngineOptions::default() };
+    let exactly = logits(&mut engine(&model(name), &options(true)), &TOKENS);
+    let rounded = logits(&mut engine(&model(name), &options(false)), &TOKENS);
+    let error = squared(&rounded, &exactly);
+    eprintln!("{name}: {error:.2e}");
+    assert!(error > 1e-9, "{name}: inputs are not rounded");
+    // Each input is off by at most 1/254 of the largest of 32: about 1e-5 of the square of a product, through two layers.
+    assert!(error < 1e-3, "{name}: {error}");
 }
 
 /// Fusion merges the quantisation of activations with their producer, and products keep their epilogues.

@@ -130,12 +130,15 @@ impl Operation for LinearW8A8 {
     }
 }
 
-/// The number of groups of a row of `columns` elements.
-fn groups(group: u32, columns: usize, of: &str) -> Result<usize> {
+/// The number of groups of a row of `columns` elements, which `operand` has.
+fn groups(group: u32, columns: usize, operand: &str) -> Result<usize> {
     let size = group as usize;
-    if size == 0 || !columns.is_multiple_of(size) {
-        let message = format!("is {group}, must divide {columns} ({of})");
-        return Err(Error::invalid(message).at("group"));
+    if size == 0 {
+        return Err(Error::invalid("is 0, must be at least 1").at("group"));
+    }
+    if !columns.is_multiple_of(size) {
+        let message = format!("is {columns}, must be a multiple of {group} (group)");
+        return Err(Error::invalid(message).at(operand).field("shape[1]"));
     }
     Ok(columns / size)
 }
@@ -169,7 +172,7 @@ impl Operation for QuantPerGroup {
     fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
         let x = operands.tensor("x")?;
         let [rows, features] = x.sizes()?;
-        let groups = groups(self.group, x.known(1)?, "features of x")?;
+        let groups = groups(self.group, x.known(1)?, "x")?;
         Ok(vec![
             TensorType { dtype: DType::I8, shape: vec![rows.clone(), features.clone()] },
             TensorType { dtype: DType::F32, shape: vec![rows.clone(), groups.into()] },
@@ -179,7 +182,7 @@ impl Operation for QuantPerGroup {
     fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
         let x = operands.tensor("x")?;
         let [rows, _] = x.sizes()?;
-        let groups = groups(self.group, x.known(1)?, "features of x")?;
+        let groups = groups(self.group, x.known(1)?, "x")?;
         let features = &[Axis::Of(&[0]), Axis::Of(&[1, 2])];
         Ok(IndexMaps::new(
             [
@@ -237,7 +240,7 @@ impl Operation for LinearA8 {
         let [rows, _] = x.sizes()?;
         let (outputs, inputs) = operands.weight("weight")?;
         x.expect(1, &inputs.into(), "columns of weight")?;
-        let groups = groups(self.group, inputs, "columns of weight")?;
+        let groups = groups(self.group, inputs, "weight")?;
         let scales = operands.tensor("scales")?;
         scales.expect_shape([rows, &groups.into()], "rows and groups of x")?;
         if let Some(bias) = operands.optional("bias") {
@@ -250,7 +253,7 @@ impl Operation for LinearA8 {
     fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
         let [rows, _] = operands.tensor("x")?.sizes()?;
         let (outputs, inputs) = operands.weight("weight")?;
-        let groups = groups(self.group, inputs, "columns of weight")?;
+        let groups = groups(self.group, inputs, "weight")?;
         let bias = if operands.optional("bias").is_some() { &[Axis::Of(&[1])] } else { ABSENT };
         Ok(IndexMaps::new(
             [

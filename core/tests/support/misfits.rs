@@ -28,6 +28,7 @@ pub(crate) const MISFITS: &[(&str, &str, &str, &str, &str)] = &[
     ("linear_w8a8", "weight", "weight int4[96, 64]", "weight", "format"),
     ("linear_w8a8", "weight", "weight i8[96, 64]", "weight", "format"),
     ("linear_w8a8", "bias", "f32[64]", "bias", "shape[0]"),
+    ("quant_per_group", "x", "bf16[?t, 65]", "x", "shape[1]"),
     ("linear_a8", "x", "i8[?t, 63]", "x", "shape[1]"),
     ("linear_a8", "x", "i8[?u, 64]", "scales", "shape[0]"),
     ("linear_a8", "scales", "f32[?u, 2]", "scales", "shape[0]"),
