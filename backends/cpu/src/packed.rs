@@ -11,6 +11,7 @@
 //! A row's result does not depend on the other rows of the batch, nor on the number of threads, to the bit. It may differ
 //! in the last bits between processors with and without fused multiply-add.
 
+mod format;
 mod integers;
 mod panel;
 mod product;
@@ -21,10 +22,11 @@ mod tile;
 
 use crate::lanes::{InstructionSet, WIDTH};
 use dsrun_core::{
-    Affine, BlockFormat, Code, DType, Error, GroupBits, Result, WeightFormat, WeightReader, WeightType,
+    Affine, Code, Error, Result, WeightFormat, WeightReader, WeightType,
     kernels::{PackedLayout, PackedWeight, WeightDesc},
 };
 use dsrun_host::PackedMemory;
+use format::{PanelFormat, common_zero, with_block, with_integers};
 pub(crate) use integers::QuantisedRow;
 use panel::{
     BF16, Block, Bytes, F16, F32, FromBytes, FromIntegers, Int8, Nibbles, Q4_0, Q4_1, Q4K, Q6K, Q8_0,
@@ -81,144 +83,6 @@ struct PanelShape {
     panel_bytes: usize,
     /// Bytes of all panels and of the scales of rows.
     bytes: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PanelFormat {
-    F32,
-    F16,
-    BF16,
-    Q4_0,
-    Q4_1,
-    Q4K,
-    Q6K,
-    Q8_0,
-    Nibbles,
-    Bytes,
-    Int8,
-}
-
-/// Evaluates an expression with `$block` standing for the block type of a format.
-macro_rules! with_block {
-    ($format:expr, $block:ident => $body:expr) => {
-        match $format {
-            PanelFormat::F32 => {
-                type $block = F32;
-                $body
-            }
-            PanelFormat::F16 => {
-                type $block = F16;
-                $body
-            }
-            PanelFormat::BF16 => {
-                type $block = BF16;
-                $body
-            }
-            PanelFormat::Q4_0 => {
-                type $block = Q4_0;
-                $body
-            }
-            PanelFormat::Q4_1 => {
-                type $block = Q4_1;
-                $body
-            }
-            PanelFormat::Q4K => {
-                type $block = Q4K;
-                $body
-            }
-            PanelFormat::Q6K => {
-                type $block = Q6K;
-                $body
-            }
-            PanelFormat::Q8_0 => {
-                type $block = Q8_0;
-                $body
-            }
-            PanelFormat::Nibbles => {
-                type $block = Nibbles;
-                $body
-            }
-            PanelFormat::Bytes => {
-                type $block = Bytes;
-                $body
-            }
-            PanelFormat::Int8 => {
-                type $block = Int8;
-                $body
-            }
-        }
-    };
-}
-
-/// [`with_block`] for formats of integers; `$otherwise` for the others.
-macro_rules! with_integers {
-    ($format:expr, $block:ident => $body:expr, else $otherwise:expr) => {
-        match $format {
-            PanelFormat::F32 | PanelFormat::F16 | PanelFormat::BF16 => $otherwise,
-            PanelFormat::Q4_0 => {
-                type $block = Q4_0;
-                $body
-            }
-            PanelFormat::Q4_1 => {
-                type $block = Q4_1;
-                $body
-            }
-            PanelFormat::Q4K => {
-                type $block = Q4K;
-                $body
-            }
-            PanelFormat::Q6K => {
-                type $block = Q6K;
-                $body
-            }
-            PanelFormat::Q8_0 => {
-                type $block = Q8_0;
-                $body
-            }
-            PanelFormat::Nibbles => {
-                type $block = Nibbles;
-                $body
-            }
-            PanelFormat::Bytes => {
-                type $block = Bytes;
-                $body
-            }
-            PanelFormat::Int8 => {
-                type $block = Int8;
-                $body
-            }
-        }
-    };
-}
-
-impl PanelFormat {
-    /// The panel format for rows of `columns` elements. Weight formats without a block type here are unpacked to integers and
-    /// scales, or decoded to f32 where their groups are not whole numbers of blocks.
-    fn new(format: WeightFormat, columns: usize) -> Result<Self> {
-        let group = format.group(columns);
-        let whole = |length: usize| group.is_multiple_of(length) && columns.is_multiple_of(length);
-        match format {
-            WeightFormat::Dense(DType::F32) => Ok(Self::F32),
-            WeightFormat::Dense(DType::F16) => Ok(Self::F16),
-            WeightFormat::Dense(DType::BF16) => Ok(Self::BF16),
-            WeightFormat::Block(BlockFormat::Q4_0) => Ok(Self::Q4_0),
-            WeightFormat::Block(BlockFormat::Q4_1) => Ok(Self::Q4_1),
-            WeightFormat::Block(BlockFormat::Q8_0) => Ok(Self::Q8_0),
-            WeightFormat::Block(BlockFormat::Q4_K) => Ok(Self::Q4K),
-            WeightFormat::Block(BlockFormat::Q6_K) => Ok(Self::Q6K),
-            WeightFormat::Block(_) => Ok(Self::Bytes),
-            WeightFormat::Group(format) if format.is_channelwise_int8() => Ok(Self::Int8),
-            WeightFormat::Group(format) if format.bits == GroupBits::Four && whole(Nibbles::LENGTH) => {
-                Ok(Self::Nibbles)
-            }
-            WeightFormat::Group(_) if whole(Bytes::LENGTH) => Ok(Self::Bytes),
-            WeightFormat::Group(_) => Ok(Self::F32),
-            other => {
-                let message = format!("weights stored as {other} cannot be packed");
-                Err(Error::unsupported(message).at("weight").field("format"))
-            }
-        }
-    }
 }
 
 impl PanelShape {
@@ -522,7 +386,7 @@ impl PackedMatrix {
         }
         with_integers!(
             format,
-            B => integers::multiply::<B>(instructions, self.blocks(), outputs, rows, out, pool),
+            B => integers::multiply::<B>(instructions, self.blocks(), common_zero(self.weight_type.format), outputs, rows, out, pool),
             else out.fill(0.0)
         );
         self.scale_outputs(0..outputs, out);

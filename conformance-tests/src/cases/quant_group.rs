@@ -8,7 +8,7 @@ use super::{
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand, Weight},
     draw::Draw,
-    oracle::{quant, weight},
+    oracle::{Real, quant, weight},
     random::{Random, Values},
     tensor::Tensor,
 };
@@ -84,8 +84,8 @@ enum Integers {
     Random,
     /// Activations at both ends of the range.
     Ends,
-    /// Both at the ends of the range, with one sign: sums grow as far as they can. Activations of every fourth row have one sign in
-    /// a half of a group and the other in the rest, so that large sums cancel.
+    /// Both at the ends of the range, with one sign: sums grow as far as they can. In every fourth row the signs of activations
+    /// alternate, so that terms cancel.
     Extreme,
     /// Both near the positive end: long sums exceed 31 bits.
     Large,
@@ -263,7 +263,7 @@ pub(super) fn drawn_linear_a8(dtype: DType, draw: &mut Draw) -> Case {
 impl Product {
     /// The quantised activations. The byte -128 is not among them.
     fn activations(&mut self) -> Vec<i32> {
-        let ([rows, _, inputs], group) = (self.sizes, self.group);
+        let [rows, _, inputs] = self.sizes;
         let (random, integers) = (&mut self.random, self.integers);
         let mut activation = |row: usize, input: usize| match (integers, row % 4) {
             (Integers::Random, _) => random.below(255) as i32 - 127,
@@ -271,7 +271,7 @@ impl Product {
             (Integers::Extreme, 0) => 127,
             (Integers::Extreme, 1) => -127,
             (Integers::Extreme, 2) => 127 - random.below(8) as i32,
-            (Integers::Extreme, _) if input % group < group / 2 => 127,
+            (Integers::Extreme, _) if input % 2 == 0 => 127,
             (Integers::Extreme, _) => -127 + i32::from(random.chance(0.1)),
             (Integers::Large, _) => 127 - random.below(4) as i32,
         };
@@ -337,7 +337,14 @@ impl Product {
             // activation, the decoded weight and their product, and there is one of the minimum if it is summed apart. Exact
             // sums within a group have fewer. The rest is for the sum, as in `linear`. Weights and activations are not rounded to
             // storage types, so nothing else is allowed.
-            Element::Real(quant::dot_of_groups(x, scales, weight, biases[output]))
+            let real = quant::dot_of_groups(x, scales, weight, biases[output]);
+            // In a running sum of equal terms f32 rounds in the same direction at every step, up to once for each of n terms. The gate
+            // allows for 2 √n roundings of terms that differ, so n² terms make it allow for 2 n.
+            let terms = match self.integers {
+                Integers::Random | Integers::Ends => real.terms,
+                Integers::Extreme | Integers::Large => real.terms * real.terms,
+            };
+            Element::Real(Real { terms, ..real })
         };
         let expected = (0..rows).flat_map(|row| (0..outputs).map(move |output| (row, output)));
         let expected = Expected::new(expected.map(|(row, output)| element(row, output)).collect());
@@ -398,10 +405,7 @@ fn with_integers(weight: &mut Weight, mut byte: impl FnMut(usize) -> u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        gate::{Numbers, judge},
-        oracle::Real,
-    };
+    use crate::gate::{Numbers, judge};
 
     /// The elements of a tensor operand.
     fn values(operand: &Option<Operand>) -> Option<&Tensor> {

@@ -1,8 +1,8 @@
 //! Products of quantised activations and integer weights, in integers.
 //!
 //! Four activations are one word, which is multiplied with four integers of all sixteen rows of a panel at once: one instruction
-//! where the processor has VNNI, a few with AVX2. Integers of weights are unsigned: those of signed formats are stored with
-//! [`Integers::ZERO`] added, and `ZERO` times the sum of the activations is subtracted from the sum. Intermediate sums may wrap
+//! where the processor has VNNI, a few with AVX2. Integers of weights are unsigned: those of signed formats are stored with a zero
+//! added, and the zero times the sum of the activations is subtracted from the sum. Intermediate sums may wrap
 //! around; the result fits, so it is right.
 //!
 //! A sum covers one part of a block of weights that has a scale, or all activations that share a scale where blocks have no scales of their own. It is exact.
@@ -15,6 +15,7 @@ use super::{
     tile::prefetch,
 };
 use crate::lanes::{InstructionSet, Lanes, Task, WIDTH};
+use dsrun_core::op::LinearW8A8;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -55,7 +56,7 @@ struct Factors {
     scale: f32,
     /// The scaled sum of the activations, which the offset of weights is multiplied with.
     offset: f32,
-    /// The start of the sum: what [`Integers::ZERO`] adds to it is subtracted.
+    /// The start of the sum: what the zero of the weights adds to it is subtracted.
     start: i32,
 }
 
@@ -65,13 +66,14 @@ impl Activations {
         rows: &[QuantisedRow<'_>],
         parts: usize,
         per_sum: usize,
+        zero: i32,
         pool: &rayon::ThreadPool,
     ) -> Self {
         let (width, sums) = (parts * B::DOTS, parts / per_sum);
         let mut words = vec![0; rows.len() * width];
         let mut factors = vec![Factors::default(); rows.len() * sums];
         let fill = |((words, factors), row): ((&mut [u32], &mut [Factors]), &QuantisedRow<'_>)| {
-            set_row::<B>(row, per_sum, words, factors);
+            set_row::<B>(row, per_sum, zero, words, factors);
         };
         let targets = (words.chunks_mut(width.max(1)), factors.chunks_mut(sums.max(1)));
         if rows.len() * width < SMALLEST_TASK {
@@ -93,7 +95,13 @@ impl Activations {
 }
 
 /// Arranges a row for parts of blocks of type `B`, `per_sum` of which have a common sum.
-fn set_row<B: Integers>(row: &QuantisedRow<'_>, per_sum: usize, words: &mut [u32], factors: &mut [Factors]) {
+fn set_row<B: Integers>(
+    row: &QuantisedRow<'_>,
+    per_sum: usize,
+    zero: i32,
+    words: &mut [u32],
+    factors: &mut [Factors],
+) {
     let length = per_sum * B::PART;
     let group = row.integers.len().div_ceil(row.scales.len().max(1)).max(1);
     for (sum, (factors, words)) in factors.iter_mut().zip(words.chunks_mut(per_sum * B::DOTS)).enumerate() {
@@ -113,21 +121,23 @@ fn set_row<B: Integers>(row: &QuantisedRow<'_>, per_sum: usize, words: &mut [u32
         }
         let total = integers.iter().map(|byte| i32::from(*byte)).sum::<i32>();
         let scale = row.scales[first / group];
-        *factors = Factors { scale, offset: scale * total as f32, start: total.wrapping_mul(-B::ZERO) };
+        *factors = Factors { scale, offset: scale * total as f32, start: total.wrapping_mul(-zero) };
     }
 }
 
-/// Whether activations with a scale for each `group` of `inputs` can be multiplied with blocks of this type.
+/// Whether activations with a scale for each `group` of `inputs` can be multiplied with blocks of this type, without an overflow.
 pub(super) fn accepts<B: Integers>(group: usize, inputs: usize) -> bool {
     let whole = |length: usize| length > 0 && length.is_multiple_of(B::PART) && inputs.is_multiple_of(length);
-    whole(group) && inputs.is_multiple_of(B::LENGTH) || !B::SCALED && group == inputs && group > 0
+    let fits = B::SCALED || group <= LinearW8A8::MAX_INPUTS;
+    fits && (whole(group) && inputs.is_multiple_of(B::LENGTH) || !B::SCALED && group == inputs && group > 0)
 }
 
 /// Computes `out`, which is `[rows, outputs]`, from panels and activations that [`accepts`] accepts. Scales that stand outside of
-/// the blocks are not applied.
+/// the blocks are not applied. `zero` is the zero of all weights that is contained in their offsets, if there is one.
 pub(super) fn multiply<B: Integers>(
     instructions: InstructionSet,
     panels: &[B],
+    zero: i32,
     outputs: usize,
     rows: &[QuantisedRow<'_>],
     out: &mut [f32],
@@ -140,8 +150,9 @@ pub(super) fn multiply<B: Integers>(
     let blocks = first.integers.len().div_ceil(B::LENGTH);
     let groups = first.scales.len();
     let per_sum = if B::SCALED { 1 } else { blocks * B::PARTS / groups };
-    let x = Activations::new::<B>(rows, blocks * B::PARTS, per_sum, pool);
-    let product = Product { panels, blocks, per_sum, x: &x, out: Output::new(out, outputs) };
+    let zero = if B::OFFSET_HAS_ZERO { zero } else { B::ZERO };
+    let x = Activations::new::<B>(rows, blocks * B::PARTS, per_sum, zero, pool);
+    let product = Product { panels, blocks, per_sum, zero, x: &x, out: Output::new(out, outputs) };
     let count = outputs.div_ceil(WIDTH);
     let work = outputs.saturating_mul(first.integers.len()).saturating_mul(x.rows);
     let tasks = (work / SMALLEST_TASK).clamp(1, pool.current_num_threads() * 2).min(count);
@@ -162,6 +173,7 @@ struct Product<'a, B> {
     blocks: usize,
     /// Parts of blocks of a sum.
     per_sum: usize,
+    zero: i32,
     x: &'a Activations,
     out: Output<'a>,
 }
@@ -227,6 +239,7 @@ impl<B: Integers> Product<'_, B> {
         let sums = lanes.run(Tile {
             panels: panels.map(|panel| &self.panels[panel * self.blocks..][..self.blocks]),
             per_sum: self.per_sum,
+            zero: self.zero as f32,
             x: std::array::from_fn::<_, M, _>(|m| self.x.words_of(row + m)),
             factors: std::array::from_fn(|m| self.x.factors_of(row + m)),
         });
@@ -243,6 +256,7 @@ impl<B: Integers> Product<'_, B> {
 struct Tile<'a, B, const P: usize, const M: usize> {
     panels: [&'a [B]; P],
     per_sum: usize,
+    zero: f32,
     x: [&'a [u32]; M],
     factors: [&'a [Factors]; M],
 }
@@ -299,7 +313,12 @@ impl<B: Integers, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
                     continue;
                 }
                 for panel in 0..P {
-                    let (scale, offset) = block[panel].affine(lanes, part);
+                    let (scale, mut offset) = block[panel].affine(lanes, part);
+                    if B::OFFSET_HAS_ZERO {
+                        // The sum is without the zero already. Zeros of whole matrices are powers of two, or scales are, so that
+                        // nothing is rounded.
+                        offset = lanes.mul_add(scale, lanes.splat(self.zero), offset);
+                    }
                     for row in 0..M {
                         // SAFETY: as above.
                         let factors = unsafe { self.factors[row].get_unchecked(at / per_sum) };

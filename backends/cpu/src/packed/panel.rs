@@ -151,8 +151,10 @@ pub(super) trait Integers: Block {
     const SCALED: bool;
     /// Whether a weight is `scale * q + offset`, with an offset that is no multiple of the scale.
     const OFFSET: bool;
-    /// Subtracted from every integer; the offset does not contain it.
+    /// Subtracted from every integer, where all weights of this type have the same zero; the offset does not contain it.
     const ZERO: i32;
+    /// Whether the offset contains a zero, which may be the same for all blocks of a matrix.
+    const OFFSET_HAS_ZERO: bool = false;
     /// Whether integers are below 128.
     const SMALL: bool;
     /// Words of activations for a part: of `n` words, word `w` has elements `w`, `w + n`, `w + 2n` and `w + 3n`.
@@ -167,7 +169,7 @@ pub(super) trait Integers: Block {
 
 macro_rules! integers {
     (
-        $block:ident, $scaled:literal, $offset:literal, $zero:literal, $small:literal,
+        $block:ident, $scaled:literal, $offset:literal, $zero:literal, $small:literal $(, $has_zero:literal)?,
         |$lanes:ident, $of:ident, $part:ident, $word:ident| $bytes:expr
     ) => {
         impl Integers for $block {
@@ -175,6 +177,7 @@ macro_rules! integers {
             const OFFSET: bool = $offset;
             const ZERO: i32 = $zero;
             const SMALL: bool = $small;
+            $(const OFFSET_HAS_ZERO: bool = $has_zero;)?
 
             #[inline(always)]
             fn bytes<L: Lanes>(&self, $lanes: L, $part: usize, $word: usize) -> L::Bits {
@@ -193,13 +196,13 @@ macro_rules! integers {
 
 integers!(Q4_0, true, false, 8, true, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
 integers!(Q4_1, true, true, 0, true, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
-integers!(Nibbles, true, true, 0, true, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
+integers!(Nibbles, true, true, 0, true, true, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
 integers!(Q4K, true, true, 0, true, |lanes, block, part, word| {
     nibbles(lanes, &block.words[4 * part..], word)
 });
 integers!(Q6K, true, false, 32, true, |lanes, block, part, word| block.six_bits(lanes, part, word));
 integers!(Q8_0, true, false, 128, false, |lanes, block, _part, word| lanes.load_bits(&block.words[word]));
-integers!(Bytes, true, true, 0, false, |lanes, block, _part, word| lanes.load_bits(&block.words[word]));
+integers!(Bytes, true, true, 0, false, true, |lanes, block, _part, word| lanes.load_bits(&block.words[word]));
 integers!(Int8, false, false, 128, false, |lanes, block, _part, word| lanes.load_bits(&block.0[word]));
 
 /// Four nibbles for word `word` of eight: those at even positions of a word, then those at odd positions.

@@ -1,5 +1,5 @@
 use super::*;
-use dsrun_core::BytesReader;
+use dsrun_core::{BlockFormat, BytesReader, DType};
 use rstest::rstest;
 use std::borrow::Cow;
 
@@ -292,6 +292,50 @@ fn quantised_activations_meet_weights_of_every_format(
                 assert!(error <= limit, "{name} {instructions:?} {rows} x {inputs}: {found} for {sum}");
             }
         }
+    }
+}
+
+/// Weights that are zero add nothing, to the bit, in formats that have no minimum.
+#[rstest]
+fn zeros_stay_zeros(
+    #[values("q4_0", "q8_0", "q5_0", "q3_k", "q6_k", "mxfp4", "int4g32", "int8g128", "int8")] name: &str,
+) {
+    let (format, outputs, inputs) = (WeightFormat::from_name(name).unwrap(), 17, 256);
+    let mut noise = Noise(0x2E20);
+    let mut bytes = vec![0; outputs * format.row_bytes(inputs).unwrap()];
+    match format {
+        // The integers of 0 are not all zero bits, so blocks are random with a scale of 0.
+        WeightFormat::Block(block) => {
+            bytes.fill_with(|| noise.bits() as u8);
+            let scale = match block {
+                BlockFormat::Q6_K => 208,
+                BlockFormat::Q3_K => 108,
+                _ => 0,
+            };
+            bytes.chunks_exact_mut(block.bytes()).for_each(|bytes| bytes[scale..scale + 2].fill(0));
+            if block == BlockFormat::Mxfp4 {
+                bytes.chunks_exact_mut(block.bytes()).for_each(|bytes| bytes[1..].fill(0));
+            }
+        }
+        WeightFormat::Group(group) => {
+            // A group whose largest element is the last: all others are zero, and have its scale.
+            let mut row: Vec<f32> = vec![0.0; inputs];
+            row.iter_mut().step_by(32).for_each(|weight| *weight = 1.0 / 3.0);
+            for bytes in bytes.chunks_exact_mut(format.row_bytes(inputs).unwrap()) {
+                group.quantise_row(&row, false, bytes).unwrap();
+            }
+        }
+        other => panic!("{other} is not quantised"),
+    }
+    let case = Case::from_bytes(format, outputs, inputs, &bytes);
+    // Only inputs whose weights are zero.
+    let integers: Vec<i8> = (0..inputs).map(|k| if k % 32 == 0 { 0 } else { 127 - (k % 7) as i8 }).collect();
+    let row = (integers, vec![0.3f32; inputs / 32]);
+    for instructions in InstructionSet::available() {
+        let mut out = vec![f32::NAN; outputs];
+        let rows = [row.clone()];
+        case.packed.multiply_integers_with(instructions, &quantised_rows(&rows), &mut out, &pool(1)).unwrap();
+        assert!(out.iter().all(|y| *y == 0.0), "{name} {instructions:?}: {out:?}");
     }
 }
 
