@@ -51,7 +51,7 @@ pub use offline::{
 pub use options::{EngineOptions, Precision, Speculation, WeightsIn};
 pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings};
 pub use plan::{CacheRoom, EnginePlan, LinkRates, StepTraffic, StreamForecast};
-pub use processes::{Launch, LaunchError, Launcher, Processes};
+pub use processes::{Facts, Launch, LaunchError, Launcher, Processes};
 pub use request::{
     Constraint, EmbeddingRequest, FinishReason, Pooling, Request, RequestId, RequestLimits, TokenEvent,
 };

@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<devices::Followed>() => ExitCode::SUCCESS,
         Err(error) => {
+            devices::tell_others(&error);
             terminal.error(&error);
             ExitCode::FAILURE
         }
