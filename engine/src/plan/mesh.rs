@@ -13,6 +13,7 @@ use crate::{
     options::{EngineOptions, Speculation},
     passes::shard::MeshCosts,
     processes::{Processes, facts},
+    trace::Trace,
 };
 use dsrun_core::{
     Error,
@@ -138,6 +139,13 @@ impl EnginePlan {
         let costs = options.shard.costs.as_ref().unwrap_or(&costs);
         own.step_tokens = Self::micro_batch_tokens(tokens, stages, requests, costs);
         Ok(own)
+    }
+
+    /// Records what the ranks of this process run in `trace`, while [`Engine::record_trace`](crate::Engine::record_trace) has
+    /// switched recording on.
+    pub fn trace(&mut self, trace: &Arc<Trace>) {
+        self.trace = Some(trace.clone());
+        self.followers.iter_mut().for_each(|follower| follower.plan.trace(trace));
     }
 
     /// The number of ranks that the model is split over, those of other processes included.

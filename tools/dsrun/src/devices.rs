@@ -9,7 +9,7 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use dsrun_core::device::{Backend, Device, DeviceOptions};
 use dsrun_engine::{
-    EnginePlan, Launch, Processes,
+    EnginePlan, Launch, Processes, Trace,
     passes::{partition::PipelineOptions, shard::ShardPolicy},
 };
 use std::{
@@ -34,6 +34,8 @@ pub(crate) struct Devices {
     processes: Option<Arc<Processes>>,
     /// The engines of this process, this one included, that use the same devices.
     engines: usize,
+    /// Where the ranks record what they run.
+    trace: Option<Arc<Trace>>,
 }
 
 /// This process has followed another, which has ended. No error, but there is nothing left to do.
@@ -52,7 +54,7 @@ impl Devices {
     /// One device, which holds the whole model.
     pub(crate) fn one(device: Arc<dyn Device>) -> Self {
         let (shard, pipeline) = (ShardPolicy::default(), PipelineOptions::default());
-        Self { ranks: vec![device], shard, pipeline, processes: None, engines: 1 }
+        Self { ranks: vec![device], shard, pipeline, processes: None, engines: 1, trace: None }
     }
 
     /// The processes that have devices of the model, if they are several.
@@ -88,6 +90,16 @@ impl Devices {
     /// How layers are divided into stages.
     pub(crate) fn pipeline(&self) -> &PipelineOptions {
         &self.pipeline
+    }
+
+    /// Makes the ranks record what they run.
+    pub(crate) fn record(&mut self, trace: &Arc<Trace>) {
+        self.trace = Some(trace.clone());
+    }
+
+    /// Where the ranks record what they run, if the user wants to know.
+    pub(crate) fn trace(&self) -> Option<&Arc<Trace>> {
+        self.trace.as_ref()
     }
 
     /// Describes the devices of a model with this many ranks in a line of results.
@@ -237,6 +249,7 @@ fn open_engines(
         pipeline: pipeline.clone(),
         processes: processes.clone(),
         engines,
+        trace: None,
     };
     Ok(groups.into_iter().map(devices).collect())
 }

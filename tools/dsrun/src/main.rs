@@ -14,6 +14,7 @@ mod probe;
 mod serve;
 mod session;
 mod terminal;
+mod trace_file;
 
 use arguments::Command;
 use std::process::ExitCode;
