@@ -247,6 +247,15 @@ impl Engine {
         self.runner.take_steps()
     }
 
+    /// Starts or stops recording what each rank runs, if the plan has a [trace](EnginePlan::trace). Starting again counts steps from
+    /// 0. Other ranks end their part of the trace later, at the latest when the engine is dropped.
+    ///
+    /// # Errors
+    /// If requests wait or run, or a device failed.
+    pub fn record_trace(&mut self, on: bool) -> Result<()> {
+        self.runner.record_trace(on)
+    }
+
     /// Takes the errors of requests that could not continue since the last call. Other requests are not affected.
     pub fn take_failures(&mut self) -> Vec<(RequestId, EngineError)> {
         self.runner.requests_mut().take_failures()

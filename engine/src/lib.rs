@@ -10,6 +10,7 @@
 //! | [`passes`] | rewriting programs for a device: stages, splits, quantisation, fusion, pruning |
 //! | `error`, `memory`, `options`, `request`, `sampling`, `statistics` | the types of the public API |
 //! | `processes` | several processes that run a model together, each with some of its ranks |
+//! | `trace` | records when each rank runs which step and which collective |
 //! | `plan` | what is decided before anything is allocated: programs, buckets, layouts, memory; compiled steps |
 //! | `kv_cache` | pages of the KV cache, the prefixes they keep, swapping to host memory |
 //! | `schedule` | which sequences take part in a step; knows no device |
@@ -39,6 +40,7 @@ pub mod service;
 mod speculation;
 mod statistics;
 mod text;
+mod trace;
 
 pub use engine::Engine;
 pub use error::{ConstraintError, EngineError, Result};
@@ -51,7 +53,7 @@ pub use offline::{
 pub use options::{EngineOptions, Precision, Speculation, WeightsIn};
 pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings};
 pub use plan::{CacheRoom, EnginePlan, LinkRates, StepTraffic, StreamForecast};
-pub use processes::{Launch, LaunchError, Launcher, Processes};
+pub use processes::{Facts, Launch, LaunchError, Launcher, Processes};
 pub use request::{
     Constraint, EmbeddingRequest, FinishReason, Pooling, Request, RequestId, RequestLimits, TokenEvent,
 };
@@ -59,3 +61,4 @@ pub use sampling::SamplingOptions;
 pub use schedule::LaunchedStep;
 pub use statistics::{Histogram, Phase, Statistics};
 pub use text::{TextPiece, TextStream};
+pub use trace::{SpanKind, Trace, TraceSpan};

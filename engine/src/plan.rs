@@ -43,6 +43,7 @@ use crate::{
     memory::{MemoryPlan, available_host_memory},
     options::{EngineOptions, Speculation, WeightsIn},
     processes::Processes,
+    trace::Trace,
 };
 pub(crate) use bucket::{Bucket, FixedSizes};
 pub use cache_room::CacheRoom;
@@ -89,6 +90,8 @@ pub struct EnginePlan {
     pub(crate) followers: Vec<FollowerPlan>,
     /// The processes that run the ranks, if there are several processes.
     pub(crate) processes: Option<Arc<Processes>>,
+    /// Where the rank records what it runs, if it does.
+    pub(crate) trace: Option<Arc<Trace>>,
 }
 
 /// The plan of a draft model.
@@ -157,6 +160,7 @@ impl EnginePlan {
             draft: None,
             followers: Vec::new(),
             processes: None,
+            trace: None,
         };
         plan.check_batch_invariance(device)?;
         plan.size_shared_memory(device)?;

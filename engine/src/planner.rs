@@ -107,6 +107,8 @@ pub struct Forecast {
     pub first_token_ms: f64,
     /// Tokens of a chunk of a prompt.
     pub chunk: usize,
+    /// Requests of a micro-batch that generates.
+    pub micro_batch: usize,
     /// Bytes that all ranks read per generated token.
     pub bytes_per_token: u64,
 }
@@ -131,16 +133,12 @@ impl Forecast {
         load: Load,
         answer: usize,
     ) -> Result<Timeline> {
-        let options = EngineOptions {
-            pipeline: PipelineOptions { stages: self.pp, first_layers: Vec::new() },
-            ..options_for(options, load)
-        };
+        let options = EngineOptions { pipeline: pipeline_of(options, self.pp), ..options_for(options, load) };
         let requests = vec![SimulatedRequest { prompt: load.prompt, answer }; load.requests];
-        let generating = load.requests.div_ceil(self.pp);
         simulate(&requests, longest, &options, &hardware.costs, &|stage, step| {
             let Some(stage) = self.stages.get(stage) else { return 0.0 };
             let of_prompt = stage.chunk_us * step.tokens as f64 / self.chunk.max(1) as f64;
-            if step.tokens <= generating { stage.step_us } else { of_prompt.max(stage.step_us) }
+            if step.tokens <= self.micro_batch { stage.step_us } else { of_prompt.max(stage.step_us) }
         })
     }
 
@@ -215,6 +213,12 @@ fn options_for(options: &EngineOptions, load: Load) -> EngineOptions {
     }
 }
 
+/// How the options divide a model over so many stages.
+fn pipeline_of(options: &EngineOptions, stages: usize) -> PipelineOptions {
+    let micro_batches = options.pipeline.micro_batches.filter(|_| stages > 1);
+    PipelineOptions { stages, micro_batches, ..options.pipeline.clone() }
+}
+
 /// Forecasts a model on one mesh.
 fn forecast_mesh(
     program: &Program,
@@ -225,13 +229,10 @@ fn forecast_mesh(
     load: Load,
 ) -> Result<Forecast> {
     let (tp, pp) = (shape.tensor, shape.pipeline);
-    let options = EngineOptions {
-        pipeline: PipelineOptions { stages: pp, ..options.pipeline.clone() },
-        ..options.clone()
-    };
+    let options = EngineOptions { pipeline: pipeline_of(options, pp), ..options.clone() };
     let (_, fixed, limits) = EnginePlan::sizes(longest, &options)?;
     let sizes = limits.sizes(fixed);
-    let micro_batches = pp.min(load.requests).max(1);
+    let micro_batches = EnginePlan::micro_batches(&options).min(load.requests).max(1);
     let generating = load.requests.div_ceil(micro_batches);
     let costs = MeshCosts {
         tokens: generating,
@@ -239,6 +240,8 @@ fn forecast_mesh(
         context: load.context,
         ..hardware.costs.clone()
     };
+    // All stages have their ranks on as many hosts, or nearly so.
+    let costs = hardware.link(&costs, 0..tp);
     let programs = match mesh_programs(program, shape, &options, &costs, &sizes, hardware.memory) {
         // A mesh that does not fit into memory is still forecast.
         Err(EngineError::Hal(error)) if error.code() == Code::OutOfMemory => {
@@ -249,8 +252,15 @@ fn forecast_mesh(
     // The programs of the ranks of each stage, in stage order.
     let ranks_of = |stage: usize| (0..shape.ranks()).filter(move |rank| shape.stage(*rank) == stage);
     let price = |stage: usize, tokens: usize, sequences: usize, context: usize| {
-        let costs = MeshCosts { tokens, sequences, context, ..costs.clone() };
-        let all = ranks_of(stage).map(|rank| StepCost::of(&programs[rank], &costs, tp));
+        let step = MeshCosts { tokens, sequences, context, ..hardware.costs.clone() };
+        let within = hardware.link(&step, ranks_of(stage));
+        // Each rank sends to the one in the same place of the next stage.
+        let next = ranks_of(stage).zip(ranks_of(stage + 1)).find(|(from, to)| {
+            let pair = [*from, *to];
+            hardware.network.is_some_and(|network| network.separates(pair.into_iter()))
+        });
+        let sends = hardware.link(&step, next.into_iter().flat_map(|(from, to)| [from, to]));
+        let all = ranks_of(stage).map(|rank| StepCost::of(&programs[rank], &within, &sends, tp));
         let all = all.collect::<Result<Vec<_>, Error>>()?;
         let slowest = all.into_iter().max_by(|a, b| a.total_us().total_cmp(&b.total_us()));
         slowest.ok_or_else(|| Error::internal("a stage has no ranks"))
@@ -278,7 +288,7 @@ fn forecast_mesh(
     // The time between two tokens of a request: its micro-batch passes through all stages, and all micro-batches pass through the
     // slowest stage.
     let token_us = through.max(slowest * micro_batches as f64);
-    let chunk = chunk_of_prompt(load.prompt, pp, fixed, &options, &costs);
+    let chunk = chunk_of_prompt(load.prompt, fixed, &options, &costs);
     let chunks = load.prompt.div_ceil(chunk).max(1);
     let chunk = load.prompt.div_ceil(chunks).max(1);
     for (stage, own) in stages.iter_mut().enumerate() {
@@ -296,6 +306,7 @@ fn forecast_mesh(
         tokens_per_second: load.requests as f64 / (token_us / 1e6),
         first_token_ms: first_token_us / 1e3,
         chunk,
+        micro_batch: generating,
         bytes_per_token: bytes * (tp * micro_batches) as u64 / load.requests.max(1) as u64,
         stages,
     };
@@ -304,14 +315,8 @@ fn forecast_mesh(
 }
 
 /// The number of tokens in a prefill chunk.
-fn chunk_of_prompt(
-    prompt: usize,
-    stages: usize,
-    fixed: FixedSizes,
-    options: &EngineOptions,
-    costs: &MeshCosts,
-) -> usize {
-    EnginePlan::micro_batch_tokens(options.step_tokens, stages, fixed.requests, costs).min(prompt).max(1)
+fn chunk_of_prompt(prompt: usize, fixed: FixedSizes, options: &EngineOptions, costs: &MeshCosts) -> usize {
+    EnginePlan::micro_batch_tokens(options, options.step_tokens, fixed.requests, costs).min(prompt).max(1)
 }
 
 /// The bytes of weights and of states that a rank holds.

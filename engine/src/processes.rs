@@ -12,7 +12,8 @@ use dsrun_core::{
     Code, Error,
     collective::host::{HostTransport, tcp::TcpRank},
 };
-pub(crate) use facts::{Facts, facts};
+pub use facts::Facts;
+pub(crate) use facts::facts;
 pub use launch::{Launch, LaunchError, Launcher};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -80,12 +81,15 @@ impl Processes {
         all.iter().map(|bytes| decode(bytes)).collect()
     }
 
-    /// Checks that every process has the same facts.
+    /// Checks that every process has the same facts, such as its options, each under a name for people. The version of this crate is
+    /// one of them.
     ///
     /// # Errors
     /// Names the process and the fact that differs, on every process.
-    pub(crate) fn agree(&self, own: &Facts) -> Result<()> {
-        let all = self.gather("comparing what the processes run", own)?;
+    pub fn agree(&self, own: &Facts) -> Result<()> {
+        let mut own = own.clone();
+        own.insert("the version".into(), env!("CARGO_PKG_VERSION").into());
+        let all = self.gather("comparing what the processes run", &own)?;
         match facts::difference(&all) {
             None => Ok(()),
             Some(difference) => Err(Error::new(Code::FailedPrecondition, difference).into()),
@@ -133,9 +137,16 @@ impl Processes {
         decode(&self.group.receive_message(Duration::MAX, process)?)
     }
 
-    /// Makes every wait for another process fail at once, on all processes.
-    pub(crate) fn abort(&self, reason: &str) {
+    /// Makes every wait for another process fail at once with this reason, on all processes.
+    pub fn abort(&self, reason: &str) {
         self.group.abort_group(reason);
+    }
+
+    /// Tells the other processes why this one ends, unless a process has failed already.
+    pub fn leave(&self, reason: &str) {
+        if self.group.status().is_ok() {
+            self.abort(reason);
+        }
     }
 }
 

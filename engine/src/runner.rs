@@ -229,6 +229,15 @@ impl Runner {
         self.launched.take().unwrap_or_default()
     }
 
+    /// Starts or stops recording a trace on all ranks.
+    ///
+    /// # Errors
+    /// If requests wait or run, or a device failed.
+    pub(crate) fn record_trace(&mut self, on: bool) -> Result<()> {
+        self.check_idle()?;
+        self.executor.record_trace(on)
+    }
+
     /// Updates the statistics.
     fn count(&mut self) {
         let scheduler = self.requests.scheduler();

@@ -110,7 +110,7 @@ fn stages_are_balanced() {
 #[test]
 fn stages_begin_where_the_user_says() {
     let program = bf16("llama-1b");
-    let options = PipelineOptions { stages: 3, first_layers: vec![2, 15] };
+    let options = PipelineOptions { stages: 3, first_layers: vec![2, 15], ..PipelineOptions::default() };
     let stages = divided(&program, &options, None).unwrap();
     let layers = |stage: &Stage| caches(&stage.program).len() / 2;
     assert_eq!(stages.iter().map(layers).collect::<Vec<_>>(), [2, 13, 1]);
@@ -120,7 +120,12 @@ fn stages_begin_where_the_user_says() {
         (vec![2, 16], "layer 16, which the model does not have"),
         (vec![2], "names 1 first layers, but 3 stages have 2"),
     ] {
-        let error = divided(&program, &PipelineOptions { stages: 3, first_layers }, None).unwrap_err();
+        let error = divided(
+            &program,
+            &PipelineOptions { stages: 3, first_layers, ..PipelineOptions::default() },
+            None,
+        )
+        .unwrap_err();
         assert!(error.contains(part), "{error}");
     }
 }

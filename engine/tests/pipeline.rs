@@ -22,11 +22,17 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use support::{assert_greedy, difference, engine, exact, greedy, logits, margins, open, prompts, sampled};
+use support::{
+    FAMILIES, FORMATS, assert_greedy, compare_likely, difference, engine, exact, greedy, logits, margins,
+    open, prompts, sampled,
+};
 
 test_main![
     logits_and_greedy_text_are_those_of_one_device,
     quantised_files_have_the_text_of_one_device,
+    every_family_has_the_text_of_one_device,
+    fixed_micro_batches_have_the_text_of_one_device,
+    likely_tokens_and_shared_prefixes_are_those_of_one_device,
     one_step_in_flight_has_the_same_text,
     equal_seeds_draw_the_tokens_of_one_device,
     speculation_and_embeddings_run_over_stages,
@@ -96,10 +102,42 @@ fn logits_and_greedy_text_are_those_of_one_device() -> TestResult {
 }
 
 fn quantised_files_have_the_text_of_one_device() -> TestResult {
-    for name in ["gguf/smollm2_q4_1", "gguf/gpt2_q8_0", "gguf/qwen2_q4_0"] {
+    for name in FORMATS {
         let options = EngineOptions { precision: Precision::Keep, ignore_end: true, ..exact(7, 3) };
         compare(name, &MESHES, &options);
     }
+    Ok(())
+}
+
+fn every_family_has_the_text_of_one_device() -> TestResult {
+    for name in FAMILIES {
+        compare(name, &MESHES, &EngineOptions { ignore_end: true, ..exact(7, 3) });
+    }
+    Ok(())
+}
+
+/// Any number of micro-batches, fewer or more than stages and requests, has the same text.
+fn fixed_micro_batches_have_the_text_of_one_device() -> TestResult {
+    let model = open("llama3");
+    let options = EngineOptions { ignore_end: true, ..exact(16, 3) };
+    let expected = greedy(&mut engine(&model, &options), &prompts(&model), 12);
+    for count in [1, 2, 3, 8] {
+        let mut options = staged(2, &options);
+        options.pipeline.micro_batches = Some(count);
+        let devices = devices(2);
+        let plan = EnginePlan::on_devices(&model, &devices, &options).unwrap();
+        let mut several = plan.load(&model, devices[0].clone(), &mut |_, _| {}).unwrap();
+        assert_eq!(greedy(&mut several, &prompts(&model), 12), expected, "{count} micro-batches");
+    }
+    Ok(())
+}
+
+/// Log probabilities of several tokens, and pages of a prompt that an earlier request has computed.
+fn likely_tokens_and_shared_prefixes_are_those_of_one_device() -> TestResult {
+    let model = open("llama3");
+    let options = EngineOptions { ignore_end: true, ..exact(16, 3) };
+    let (mut one, mut several) = (engine(&model, &options), split(&model, [2, 2], &options));
+    compare_likely(&mut one, &mut several, TOLERANCE);
     Ok(())
 }
 
@@ -188,6 +226,12 @@ fn meshes_that_do_not_fit_are_refused() -> TestResult {
     let stages = |stages: usize, first_layers: &[usize]| PipelineOptions {
         stages,
         first_layers: first_layers.to_vec(),
+        ..PipelineOptions::default()
+    };
+    let micro_batches = |stages: usize, count: usize| PipelineOptions {
+        stages,
+        micro_batches: Some(count),
+        ..PipelineOptions::default()
     };
     for (message, part) in [
         (refused(3, stages(2, &[])), "pp is 2: must divide the number of ranks, which is 3"),
@@ -196,6 +240,8 @@ fn meshes_that_do_not_fit_are_refused() -> TestResult {
         (refused(2, stages(2, &[99])), "layer 99, which the model does not have"),
         (refused(3, stages(3, &[1])), "names 1 first layers, but 3 stages have 2"),
         (refused(3, stages(3, &[1, 1])), "must be above 0 and increase"),
+        (refused(2, micro_batches(2, 0)), "is 0, must be from 1 to"),
+        (refused(2, micro_batches(1, 4)), "only several stages work on micro-batches"),
     ] {
         assert!(message.contains(part), "{message}");
     }

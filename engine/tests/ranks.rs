@@ -7,7 +7,10 @@ mod support;
 use dsrun_core::device::{Backend, Device, DeviceOptions};
 use dsrun_engine::{
     Engine, EngineOptions, EnginePlan, Precision, Request, SamplingOptions,
-    passes::shard::{MeshCosts, ShardPolicy},
+    passes::{
+        quantize::Policy,
+        shard::{MeshCosts, ShardPolicy},
+    },
 };
 use dsrun_models::model::Model;
 use dsrun_test_support::{
@@ -20,12 +23,16 @@ use std::{
     time::{Duration, Instant},
 };
 use support::{
-    assert_greedy, difference, engine, exact, greedy, logits, margins, open, prompts, real_model, sampled,
+    FAMILIES, FORMATS, assert_greedy, compare_likely, difference, engine, exact, greedy, logits, margins,
+    open, prompts, real_model, sampled,
 };
 
 test_main![
     logits_and_greedy_text_are_those_of_one_device,
     quantised_files_have_the_text_of_one_device,
+    every_family_has_the_text_of_one_device,
+    weights_that_are_quantised_have_the_text_of_one_device,
+    likely_tokens_and_shared_prefixes_are_those_of_one_device,
     equal_seeds_draw_the_tokens_of_one_device,
     requests_come_and_go,
     the_real_model_is_split_over_heads_that_do_not_divide,
@@ -86,9 +93,34 @@ fn logits_and_greedy_text_are_those_of_one_device() -> TestResult {
 }
 
 fn quantised_files_have_the_text_of_one_device() -> TestResult {
-    for name in ["gguf/smollm2_q4_1", "gguf/gpt2_q8_0", "gguf/qwen2_q4_0"] {
+    for name in FORMATS {
         compare(name, &EngineOptions { precision: Precision::Keep, ignore_end: true, ..exact(7, 3) });
     }
+    Ok(())
+}
+
+fn every_family_has_the_text_of_one_device() -> TestResult {
+    for name in FAMILIES {
+        compare(name, &EngineOptions { ignore_end: true, ..exact(7, 3) });
+    }
+    Ok(())
+}
+
+/// Quantised when the model is loaded.
+fn weights_that_are_quantised_have_the_text_of_one_device() -> TestResult {
+    for scheme in ["w8a16", "w4a16"] {
+        let quantize = Some(Policy::of(scheme.parse().unwrap()));
+        compare("llama3", &EngineOptions { quantize, ignore_end: true, ..exact(7, 3) });
+    }
+    Ok(())
+}
+
+/// Log probabilities of several tokens, and pages of a prompt that an earlier request has computed.
+fn likely_tokens_and_shared_prefixes_are_those_of_one_device() -> TestResult {
+    let model = open("llama3");
+    let options = EngineOptions { ignore_end: true, ..exact(16, 3) };
+    let (mut one, mut several) = (engine(&model, &options), split(&model, 3, &options));
+    compare_likely(&mut one, &mut several, TOLERANCE);
     Ok(())
 }
 

@@ -36,6 +36,9 @@ use dsrun_core::{
 use stage_program::stage_program;
 use std::collections::HashSet;
 
+/// The most micro-batches that can be asked for.
+const MOST_MICRO_BATCHES: usize = 1024;
+
 /// How a program is divided into stages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
@@ -44,6 +47,11 @@ pub struct PipelineOptions {
     pub stages: usize,
     /// The first layer of each stage but the first; empty to balance the stages by their costs.
     pub first_layers: Vec<usize>,
+    /// The fixed number of micro-batches that both prompts and generating requests are divided into. By default prompts are divided
+    /// into many, to keep the pipeline bubble small, and generating requests into one for each stage, because every further one
+    /// reads all weights again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<usize>,
 }
 
 impl PipelineOptions {
@@ -52,7 +60,8 @@ impl PipelineOptions {
         self.stages.max(1)
     }
 
-    /// Checks that the first layers increase and that there is one for each stage but the first.
+    /// Checks that the first layers increase and that there is one for each stage but the first, and that there are stages for
+    /// micro-batches.
     ///
     /// # Errors
     /// Names the field at fault.
@@ -66,6 +75,16 @@ impl PipelineOptions {
         if layers.first() == Some(&0) || layers.windows(2).any(|pair| pair[0] >= pair[1]) {
             let message = format!("is {layers:?}, but first layers must be above 0 and increase");
             return Err(Error::invalid(message).at("stages"));
+        }
+        if let Some(count) = self.micro_batches {
+            if self.count() == 1 {
+                let message = format!("is {count}, but only several stages work on micro-batches");
+                return Err(Error::invalid(message).at("micro-batches"));
+            }
+            if !(1..=MOST_MICRO_BATCHES).contains(&count) {
+                let message = format!("is {count}, must be from 1 to {MOST_MICRO_BATCHES}");
+                return Err(Error::invalid(message).at("micro-batches"));
+            }
         }
         Ok(())
     }

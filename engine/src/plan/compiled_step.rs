@@ -11,7 +11,7 @@ use super::{
     step_interface::{SegmentSet, StepOutput, StepSegment},
     stream::{Reads, WeightRing, parts},
 };
-use crate::error::Result;
+use crate::{error::Result, trace::RankTrace};
 use dsrun_core::{
     Error,
     checked::CheckedPlan,
@@ -31,6 +31,8 @@ pub(crate) struct CompiledStep {
     /// The bound calls of segments that have run before, by the set of segments launched together.
     graphs: Vec<(SegmentSet, Vec<BoundPart>)>,
     outputs: [Option<BufferSlice>; StepOutput::ALL.len()],
+    /// Records the collectives. Calls are then launched one by one.
+    trace: Option<RankTrace>,
 }
 
 /// Bound calls that are launched as one graph, or one by one.
@@ -42,7 +44,8 @@ struct BoundPart {
 }
 
 impl CompiledStep {
-    /// Plans every call of a layout's program. `capture` says whether segments are captured as graphs when they first run.
+    /// Plans every call of a layout's program. `capture` says whether segments are captured as graphs when they first run; with a
+    /// `trace` they never are.
     ///
     /// # Errors
     /// If the device refuses a call.
@@ -52,12 +55,14 @@ impl CompiledStep {
         device: &dyn Device,
         plans: &mut PlanCache,
         capture: bool,
+        trace: Option<RankTrace>,
     ) -> Result<Self> {
         let plan = |(node, desc)| layout.runs(node).then(|| plans.plan(device, desc)).transpose();
         let plans = layout.calls.iter().enumerate().map(plan).collect::<Result<_>>()?;
         let storage = context.storage(&layout);
         let outputs = StepOutput::ALL.map(|output| storage.output(output).ok());
-        Ok(Self { layout, plans, capture, graphs: Vec::new(), outputs })
+        let capture = capture && trace.is_none();
+        Ok(Self { layout, plans, capture, graphs: Vec::new(), outputs, trace })
     }
 
     /// The offsets of the step's inputs in the input buffer.
@@ -111,7 +116,12 @@ impl CompiledStep {
         for (node, plan) in program.nodes.iter().zip(&self.plans) {
             let Some(plan) = plan else { continue };
             if segments.contains(self.layout.segment(node.segment)?) {
-                calls.push(Some(plan.bind(&storage.arguments(&node.call)?)?));
+                let call = plan.bind(&storage.arguments(&node.call)?)?;
+                let axis = node.call.op.mesh_axis();
+                calls.push(Some(match self.trace.as_ref().filter(|_| axis.is_some()) {
+                    Some(trace) => trace.collective(&node.call.op, call),
+                    None => call,
+                }));
                 reads.push(reads_of(program, &node.call, ring.as_deref())?);
             }
         }

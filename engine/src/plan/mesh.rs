@@ -13,6 +13,7 @@ use crate::{
     options::{EngineOptions, Speculation},
     passes::shard::MeshCosts,
     processes::{Processes, facts},
+    trace::Trace,
 };
 use dsrun_core::{
     Error,
@@ -134,10 +135,16 @@ impl EnginePlan {
         let device = |(plan, device): (Self, &Arc<dyn Device>)| FollowerPlan { device: device.clone(), plan };
         own.followers = plans.zip(others).map(device).collect();
         own.processes = processes.cloned();
-        let (tokens, stages, requests) = (own.limits.tokens, own.micro_batches(), own.fixed.requests);
         let costs = options.shard.costs.as_ref().unwrap_or(&costs);
-        own.step_tokens = Self::micro_batch_tokens(tokens, stages, requests, costs);
+        own.step_tokens = Self::micro_batch_tokens(options, own.limits.tokens, own.fixed.requests, costs);
         Ok(own)
+    }
+
+    /// Records what the ranks of this process run in `trace`, while [`Engine::record_trace`](crate::Engine::record_trace) has
+    /// switched recording on.
+    pub fn trace(&mut self, trace: &Arc<Trace>) {
+        self.trace = Some(trace.clone());
+        self.followers.iter_mut().for_each(|follower| follower.plan.trace(trace));
     }
 
     /// The number of ranks that the model is split over, those of other processes included.
@@ -165,35 +172,37 @@ impl EnginePlan {
         self.programs.mesh().is_none_or(|mesh| mesh.stage() + 1 == mesh.stages())
     }
 
-    /// The number of micro-batches into which generating requests are divided: one for each stage.
-    pub(crate) fn micro_batches(&self) -> usize {
-        if self.options.launch_ahead { self.stages() } else { 1 }
+    /// The number of micro-batches into which generating requests are divided: one for each stage, unless the options fix it.
+    pub(crate) fn micro_batches(options: &EngineOptions) -> usize {
+        let pipeline = &options.pipeline;
+        if options.launch_ahead { pipeline.micro_batches.unwrap_or_else(|| pipeline.count()) } else { 1 }
     }
 
-    /// The maximum number of steps in flight: one per stage with several stages, otherwise two.
-    pub(crate) fn steps_in_flight(&self) -> usize {
-        Self::depth(self.options.launch_ahead, self.stages())
-    }
-
-    /// Same as [`Self::steps_in_flight`].
-    pub(crate) fn depth(launch_ahead: bool, stages: usize) -> usize {
-        match (launch_ahead, stages) {
+    /// The maximum number of steps in flight. With several stages there is one for each stage and for each micro-batch, otherwise
+    /// there are two.
+    pub(crate) fn steps_in_flight(options: &EngineOptions) -> usize {
+        match (options.launch_ahead, options.pipeline.count()) {
             (false, _) => 1,
             (true, 1) => 2,
-            (true, stages) => stages,
+            (true, stages) => stages.max(Self::micro_batches(options)),
         }
     }
 
-    /// The maximum number of tokens of a step. With several stages, prompts are divided into micro-batches to fill the pipeline,
-    /// but these stay large enough to be compute-bound.
+    /// The maximum number of tokens of a step, of at most `tokens`, for up to `requests` requests. With several stages, prompts are
+    /// divided into micro-batches to fill the pipeline. Unless the options fix their number, they stay large enough to be
+    /// compute-bound.
     pub(crate) fn micro_batch_tokens(
+        options: &EngineOptions,
         tokens: usize,
-        stages: usize,
         requests: usize,
         costs: &MeshCosts,
     ) -> usize {
-        if stages == 1 {
+        let stages = options.pipeline.count();
+        if stages == 1 || !options.launch_ahead {
             return tokens;
+        }
+        if let Some(count) = options.pipeline.micro_batches {
+            return (tokens / count).max(requests.div_ceil(count));
         }
         let least = costs.balanced_tokens().min(tokens).max(requests);
         (tokens / (PROMPT_MICRO_BATCHES * stages)).max(least)

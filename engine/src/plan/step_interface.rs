@@ -98,6 +98,14 @@ impl SegmentSet {
         self.0 & (1 << segment as u8) != 0
     }
 
+    /// A name for people.
+    pub(crate) fn label(self) -> &'static str {
+        match self.contains(StepSegment::Forward) && self.contains(StepSegment::Sample) {
+            true => "forward and sample",
+            false => self.iter().next().map_or("nothing", StepSegment::name),
+        }
+    }
+
     /// The segments of the set, in the order of a step.
     pub(crate) fn iter(self) -> impl Iterator<Item = StepSegment> {
         StepSegment::ALL.into_iter().filter(move |segment| self.contains(*segment))

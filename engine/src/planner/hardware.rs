@@ -3,6 +3,29 @@
 use crate::passes::shard::MeshCosts;
 use dsrun_core::DType;
 
+/// The network between hosts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Network {
+    /// Devices of a host. The ranks of a mesh fill one host after the other.
+    pub per_host: usize,
+    /// Bytes per second that a device exchanges with those of other hosts.
+    pub bandwidth: f64,
+    /// Microseconds of an exchange, besides its bytes.
+    pub latency_us: f64,
+}
+
+impl Network {
+    /// A network adapter of 400 Gbit/s for each device.
+    pub const FAST: Self = Self { per_host: 8, bandwidth: 5e10, latency_us: 12.0 };
+
+    /// Whether ranks are on different hosts.
+    pub(super) fn separates(&self, ranks: impl Iterator<Item = usize>) -> bool {
+        let mut hosts = ranks.map(|rank| rank / self.per_host.max(1));
+        let first = hosts.next();
+        hosts.any(|host| Some(host) != first)
+    }
+}
+
 /// A device, and its links to others of its kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hardware {
@@ -14,6 +37,8 @@ pub struct Hardware {
     pub dtype: Option<DType>,
     /// Its speeds.
     pub costs: MeshCosts,
+    /// The network, if the devices are those of several hosts.
+    pub network: Option<Network>,
 }
 
 /// A row of the table of devices: name, bytes of memory, bytes per second of it, dense bf16 operations per second, and bytes per second
@@ -42,11 +67,30 @@ impl Hardware {
     pub fn named(name: &str) -> Option<Self> {
         if name == "host" {
             let costs = MeshCosts::HOST;
-            return Some(Self { name: name.into(), memory: None, dtype: Some(DType::F32), costs });
+            return Some(Self {
+                name: name.into(),
+                memory: None,
+                dtype: Some(DType::F32),
+                costs,
+                network: None,
+            });
         }
         let (name, memory, memory_bandwidth, operations, link_bandwidth) =
             DEVICES.into_iter().find(|(known, ..)| *known == name)?;
         let costs = MeshCosts { memory_bandwidth, operations, link_bandwidth, ..MeshCosts::ACCELERATORS };
-        Some(Self { name: name.into(), memory: Some(memory as u64), dtype: None, costs })
+        Some(Self { name: name.into(), memory: Some(memory as u64), dtype: None, costs, network: None })
+    }
+
+    /// The costs of exchanges between these ranks: those of the network if they are on different hosts.
+    pub(super) fn link(&self, costs: &MeshCosts, ranks: impl Iterator<Item = usize>) -> MeshCosts {
+        match &self.network {
+            Some(network) if network.separates(ranks) => MeshCosts {
+                link_bandwidth: network.bandwidth,
+                latency_us: network.latency_us,
+                gather_latency_us: network.latency_us,
+                ..costs.clone()
+            },
+            _ => costs.clone(),
+        }
     }
 }

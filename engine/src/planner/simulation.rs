@@ -38,10 +38,9 @@ pub fn launched_steps(
     options.validate()?;
     let (context, fixed, limits) = EnginePlan::sizes(longest, options)?;
     let costs = options.shard.costs.as_ref().unwrap_or(costs);
-    let stages = if options.launch_ahead { options.pipeline.count() } else { 1 };
-    let depth = EnginePlan::depth(options.launch_ahead, options.pipeline.count());
+    let depth = EnginePlan::steps_in_flight(options);
     let mut scheduler: Scheduler<usize> = Scheduler::new(Capacity {
-        tokens: EnginePlan::micro_batch_tokens(limits.tokens, stages, fixed.requests, costs),
+        tokens: EnginePlan::micro_batch_tokens(options, limits.tokens, fixed.requests, costs),
         slots: fixed.requests,
         pages: fixed.pages,
         block_size: options.block_size,
@@ -49,7 +48,7 @@ pub fn launched_steps(
         keep_prefixes: false,
         prompts_first: !options.split_prompts,
         tokens_from_host: options.pipeline.count() > 1,
-        micro_batches: stages,
+        micro_batches: EnginePlan::micro_batches(options),
     });
     for (item, SimulatedRequest { prompt, answer }) in requests.iter().copied().enumerate() {
         if prompt == 0 || answer == 0 || prompt + answer > context {

@@ -20,8 +20,9 @@ pub(super) struct StepCost {
 }
 
 impl StepCost {
-    /// Computes the cost of a program whose tensor axis has `ranks` ranks. Segments that few steps run are ignored.
-    pub(super) fn of(program: &Program, costs: &MeshCosts, ranks: usize) -> Result<Self> {
+    /// Computes the cost of a program whose tensor axis has `ranks` ranks. `sends` are the costs of the link to the next stage.
+    /// Segments that few steps run are ignored.
+    pub(super) fn of(program: &Program, costs: &MeshCosts, sends: &MeshCosts, ranks: usize) -> Result<Self> {
         let mut cost = Self::default();
         let usual = |segment: usize| {
             let name = program.segments.get(segment).map(|segment| segment.name.as_str());
@@ -44,7 +45,7 @@ impl StepCost {
                 Op::AllGather(_) | Op::ReduceScatter(_) => {
                     (costs.gather(exchanged(), ranks), costs.gather(0.0, ranks))
                 }
-                Op::Send(_) => (costs.send(exchanged()), costs.send(0.0)),
+                Op::Send(_) => (sends.send(exchanged()), sends.send(0.0)),
                 // The transfer is counted at the send.
                 Op::Receive(_) => (0, 0),
                 op => {

@@ -1,7 +1,10 @@
 //! The timeline of a pipeline: when each stage runs which step, on a virtual clock.
 
-use crate::schedule::LaunchedStep;
-use std::fmt::Write;
+use crate::{schedule::LaunchedStep, trace::Trace};
+use std::{collections::BTreeMap, fmt::Write};
+
+/// The name of the op by which a stage waits for the one before it.
+const RECEIVE: &str = "receive";
 
 /// A step on a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,6 +47,37 @@ impl Timeline {
                 (*free, ready) = (end, end);
             }
             ended.push(ready);
+        }
+        Self { stages, spans }
+    }
+
+    /// The timeline that an engine has recorded, of the first rank of each stage. A stage starts a step when it has received the data
+    /// of the previous stage; its collectives over the ranks of the stage count as its work.
+    pub fn of_trace(trace: &Trace) -> Self {
+        let all = trace.spans();
+        let stages = all.iter().map(|span| span.stage + 1).max().unwrap_or(0);
+        let mut spans: Vec<Span> = Vec::new();
+        for stage in 0..stages {
+            let rank = all.iter().filter(|span| span.stage == stage).map(|span| span.rank).min();
+            let mut steps = BTreeMap::new();
+            for span in all.iter().filter(|span| Some(span.rank) == rank) {
+                let own = steps.entry(span.step).or_insert(Span {
+                    stage,
+                    step: span.step,
+                    start: span.start_us,
+                    end: span.end_us,
+                    tokens: span.tokens,
+                });
+                own.end = own.end.max(span.end_us);
+                if span.name == RECEIVE {
+                    own.start = own.start.max(span.end_us);
+                }
+            }
+            spans.extend(steps.into_values());
+        }
+        let first = spans.iter().map(|span| span.start).fold(f64::INFINITY, f64::min);
+        for span in &mut spans {
+            (span.start, span.end) = (span.start - first, span.end - first);
         }
         Self { stages, spans }
     }

@@ -12,9 +12,12 @@ use std::{
 };
 
 /// What a process is about to run, as facts by name.
-pub(crate) type Facts = BTreeMap<String, String>;
+pub type Facts = BTreeMap<String, String>;
 
-/// Bytes of each tensor that are compared.
+/// Tensors of at most this many bytes are compared as a whole.
+const WHOLE_BYTES: usize = 64 << 10;
+
+/// The maximum number of bytes that are compared of a row of a larger tensor.
 const SAMPLE_BYTES: usize = 4096;
 
 /// The facts of this process.
@@ -27,12 +30,12 @@ pub(crate) fn facts(model: &Model, options: &EngineOptions) -> Result<Facts> {
     })?;
     let option = |(name, value): (String, toml::Value)| (format!("option {name}"), value.to_string());
     let mut facts: Facts = table.into_iter().map(option).collect();
-    facts.insert("the version".into(), env!("CARGO_PKG_VERSION").into());
     facts.insert("the model".into(), model_fingerprint(model)?);
     Ok(facts)
 }
 
-/// A hash of the model's configuration, the names and types of its tensors, and the first bytes of each tensor.
+/// A hash of the model's configuration, and of the name, the type and the content of each tensor: all of small tensors, and the
+/// first, middle and last row of others, since reading all would take as long as loading the model.
 fn model_fingerprint(model: &Model) -> Result<String> {
     let source = model.weights();
     let mut names = source.names();
@@ -45,8 +48,16 @@ fn model_fingerprint(model: &Model) -> Result<String> {
         // A tensor of a type that no weight can have is never read.
         let Ok(weight) = source.tensor_type(name) else { continue };
         format!("{weight:?}").hash(&mut hasher);
-        if weight.rows() > 0 {
-            let bytes = source.rows(name, 0, 1).map_err(|error| error.at(name))?;
+        let rows = weight.rows();
+        if rows == 0 {
+            continue;
+        }
+        if weight.bytes()? <= WHOLE_BYTES {
+            source.rows(name, 0, rows).map_err(|error| error.at(name))?.hash(&mut hasher);
+            continue;
+        }
+        for row in [0, rows / 2, rows - 1] {
+            let bytes = source.rows(name, row, 1).map_err(|error| error.at(name))?;
             bytes[..bytes.len().min(SAMPLE_BYTES)].hash(&mut hasher);
         }
     }

@@ -11,6 +11,7 @@ use crate::{
         SegmentSet, SharedMemory, StepInput, StepSegment, StepState, WeightRing,
     },
     processes::Processes,
+    trace::{RankTrace, SpanKind},
 };
 use dsrun_core::{
     Error,
@@ -68,6 +69,8 @@ pub(crate) struct Executor {
     staging: Vec<u8>,
     /// What the start of the input buffer on the device holds; empty if unknown.
     uploaded: Vec<u8>,
+    /// Records what is run, if the plan has a trace.
+    trace: Option<RankTrace>,
 }
 
 impl Executor {
@@ -81,6 +84,9 @@ impl Executor {
         shared: SharedMemory,
         table: BufferSlice,
     ) -> Self {
+        let mesh = plan.programs.mesh();
+        let (rank, stage) = mesh.map_or((0, 0), |mesh| (mesh.rank(), mesh.stage()));
+        let trace = plan.trace.clone().map(|trace| RankTrace::new(trace, device.clone(), rank, stage));
         Self {
             followers: None,
             deferred: None,
@@ -97,6 +103,7 @@ impl Executor {
             compiled_steps: 0,
             staging: Vec::new(),
             uploaded: Vec::new(),
+            trace,
         }
     }
 
@@ -198,6 +205,7 @@ impl Executor {
             Command::ClearRow(state, row, bytes) => self.zero_state_row(*state, *row, *bytes),
             Command::Mask(bucket, mask) => self.write_mask(*bucket, mask),
             Command::Table(offset, bytes) => self.write_table(*offset, bytes),
+            Command::Trace(on) => self.switch_trace(*on),
         };
         self.with_root_cause(done)
     }
@@ -314,6 +322,25 @@ impl Executor {
         Ok(self.stream.upload(bytes, &self.table.slice(offset, bytes.len())?)?)
     }
 
+    /// Starts or stops recording on all ranks, if the plan has a trace.
+    ///
+    /// # Errors
+    /// If a device failed.
+    pub(super) fn record_trace(&mut self, on: bool) -> Result<()> {
+        if self.trace.is_none() {
+            return Ok(());
+        }
+        self.issue(Command::Trace(on))?;
+        self.run_until(self.issued)
+    }
+
+    fn switch_trace(&mut self, on: bool) -> Result<()> {
+        // Ranks of other processes have no trace unless their users asked for one.
+        let Some(trace) = &self.trace else { return Ok(()) };
+        self.stream.synchronize("the steps in flight", STEP_TIMEOUT)?;
+        trace.switch(on, &mut *self.stream)
+    }
+
     /// Enqueues the forward pass of a step with these inputs. Returns the step's bucket.
     ///
     /// # Errors
@@ -339,6 +366,9 @@ impl Executor {
 
     fn stage_inputs(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
         self.compile(bucket)?;
+        if let Some(trace) = &self.trace {
+            trace.begin_step(inputs.tokens());
+        }
         let step = self.steps.get(&bucket).ok_or_else(not_compiled)?;
         // The mask is the last input and is uploaded separately, right before it is read. Encoders have no mask.
         let bytes = step.inputs().find(StepInput::Mask).map_or(step.inputs().bytes, |mask| mask.start);
@@ -367,7 +397,12 @@ impl Executor {
     fn enqueue(&mut self, bucket: Bucket, segments: SegmentSet) -> Result<()> {
         let step = self.steps.get_mut(&bucket).ok_or_else(not_compiled)?;
         let context = ExecutionContext { resident: &self.resident, shared: &self.shared };
-        step.enqueue(segments, context, &*self.device, &mut *self.stream, self.ring.as_mut())
+        let (device, ring) = (&*self.device, self.ring.as_mut());
+        let launch = |stream: &mut dyn Stream| step.enqueue(segments, context, device, stream, ring);
+        match &self.trace {
+            Some(trace) => trace.span(SpanKind::Step, segments.label(), &mut *self.stream, launch),
+            None => launch(&mut *self.stream),
+        }
     }
 
     /// A compiled step, with the device and the stream to read its outputs.
@@ -430,7 +465,8 @@ impl Executor {
         }
         let context = ExecutionContext { resident: &self.resident, shared: &self.shared };
         let (capture, start) = (self.plan.options.graphs, Instant::now());
-        let step = CompiledStep::new(layout, context, &*self.device, &mut self.plans, capture)?;
+        let trace = self.trace.clone();
+        let step = CompiledStep::new(layout, context, &*self.device, &mut self.plans, capture, trace)?;
         let (calls, plans) = (step.calls(), self.plans.len());
         tracing::debug!(?bucket, calls, plans, elapsed = ?start.elapsed(), "compiled a step");
         self.compiled_steps += 1;

@@ -46,6 +46,8 @@ pub(super) enum Command {
     Mask(Bucket, Vec<u32>),
     /// Upload bytes of the request table, from this offset on.
     Table(usize, Vec<u8>),
+    /// Start or stop to record what is run.
+    Trace(bool),
 }
 
 /// The followers of the first rank of this process, as that rank controls them.

@@ -87,9 +87,9 @@ impl Runner {
             keep_prefixes: plan.options.prefix_cache,
             prompts_first: !plan.options.split_prompts,
             tokens_from_host: plan.stages() > 1,
-            micro_batches: plan.micro_batches(),
+            micro_batches: EnginePlan::micro_batches(&plan.options),
         };
-        let depth = plan.steps_in_flight();
+        let depth = EnginePlan::steps_in_flight(&plan.options);
         let mut runner = Self {
             swap: allocate_swap(plan, &*device, executor.resident())?,
             requests: Requests::new(Scheduler::new(capacity), stop_ids, vocabulary),

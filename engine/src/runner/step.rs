@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     error::{EngineError, Result},
-    plan::{Bucket, SegmentSet, StepOutput, StepSegment, StepState},
+    plan::{Bucket, EnginePlan, SegmentSet, StepOutput, StepSegment, StepState},
     request::{FinishReason, TokenEvent},
     schedule::{LaunchedStep, ScheduledStep, SequenceKey},
     statistics::Phase,
@@ -83,7 +83,7 @@ impl Runner {
     /// # Errors
     /// If the device failed. The running requests are lost then.
     pub(crate) fn step(&mut self) -> Result<Vec<TokenEvent>> {
-        let in_flight = self.plan().steps_in_flight();
+        let in_flight = EnginePlan::steps_in_flight(&self.plan().options);
         // Requests that wait for the host to read their tokens would split into two groups that alternate, each step half as
         // full. With several pipeline stages this is intended: each stage works on another group.
         let ahead = |runner: &Self| {
@@ -111,7 +111,7 @@ impl Runner {
     /// # Errors
     /// If the device failed.
     pub(crate) fn run_steps(&mut self, most: usize) -> Result<()> {
-        let in_flight = self.plan().steps_in_flight();
+        let in_flight = EnginePlan::steps_in_flight(&self.plan().options);
         let mut left = most;
         loop {
             while left > 0 && self.in_flight.len() < in_flight && self.launch()? {

@@ -47,6 +47,44 @@ pub(crate) fn open(name: &str) -> Model {
     Model::open(if gguf.exists() { gguf } else { fixtures().join(name) }).expect("the fixture is a model")
 }
 
+/// A model in every format of weights that files have: GGUF's, AWQ, GPTQ and compressed-tensors.
+pub(crate) const FORMATS: [&str; 17] = [
+    "gguf/smollm2_q4_0",
+    "gguf/smollm2_q4_1",
+    "gguf/smollm2_q8_0",
+    "gguf/gpt2_q8_0",
+    "gguf/qwen2_q4_0",
+    "quantised/awq",
+    "quantised/compressed_w4a16",
+    "quantised/compressed_w4a16_zero",
+    "quantised/compressed_w8a16",
+    "quantised/compressed_w8a16_zero",
+    "quantised/compressed_w8a8",
+    "quantised/gptq_4",
+    "quantised/gptq_4_symmetric",
+    "quantised/gptq_8_channel",
+    "quantised/gptq_8_symmetric",
+    "quantised/gptq_act_order",
+    "quantised/k_quants",
+];
+
+/// Families with latent attention, experts, windows, learned positions, biases, one KV head.
+pub(crate) const FAMILIES: [&str; 13] = [
+    "deepseek_v2_groups",
+    "deepseek_v3",
+    "gemma3_wide",
+    "glm4_moe",
+    "gpt_oss",
+    "granitemoeshared",
+    "mixtral",
+    "olmo3",
+    "opt",
+    "phi3_short",
+    "phimoe",
+    "qwen2_moe_sparse",
+    "qwen2_window",
+];
+
 /// Prompts of different lengths.
 pub(crate) fn prompts(model: &Model) -> Vec<Vec<u32>> {
     let vocabulary = model.config().vocabulary as u32;
@@ -98,6 +136,34 @@ pub(crate) fn sampled(
     }
     assert_eq!(engine.pages_in_use(), 0, "pages were not given back");
     answers
+}
+
+/// Compares the tokens of an answer, the likeliest tokens at each place, and the number of prompt tokens that were found in the
+/// prefix cache.
+pub(crate) fn compare_likely(one: &mut Engine, several: &mut Engine, tolerance: f32) {
+    let prompt: Vec<u32> = (0..13).map(|token| token * 5 % 40).collect();
+    let answer = |engine: &mut Engine, end: u32| {
+        let prompt: Vec<u32> = prompt.iter().copied().chain([end]).collect();
+        let request = Request { prompt, top_log_probabilities: 3, max_tokens: Some(6), ..Request::default() };
+        engine.submit(request).expect("the request is taken");
+        let mut events = Vec::new();
+        while !engine.is_idle() {
+            events.extend(engine.step().expect("the step runs"));
+        }
+        events
+    };
+    for (end, shares) in [(41, false), (42, true)] {
+        let [expected, found] = [answer(one, end), answer(several, end)];
+        assert_eq!((expected.len(), found.len()), (6, 6));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!((found.token, found.cached), (expected.token, expected.cached));
+            assert_eq!(found.cached > 0, shares, "a prompt begins like an earlier one");
+            assert_eq!(found.top.len(), 3);
+            for ((id, own), (same, other)) in found.top.iter().zip(&expected.top) {
+                assert!(id == same && (own - other).abs() <= 2.0 * tolerance, "{found:?} for {expected:?}");
+            }
+        }
+    }
 }
 
 /// Logits after each token.

@@ -9,10 +9,15 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use dsrun_core::device::{Backend, Device, DeviceOptions};
 use dsrun_engine::{
-    EnginePlan, Launch, Processes,
+    EnginePlan, Launch, Processes, Trace,
     passes::{partition::PipelineOptions, shard::ShardPolicy},
 };
-use std::{collections::HashSet, error::Error, fmt, sync::Arc};
+use std::{
+    collections::HashSet,
+    error::Error,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// The open devices of one engine, in the order of their ranks.
 type Ranks = Vec<Arc<dyn Device>>;
@@ -29,6 +34,8 @@ pub(crate) struct Devices {
     processes: Option<Arc<Processes>>,
     /// The engines of this process, this one included, that use the same devices.
     engines: usize,
+    /// Where the ranks record what they run.
+    trace: Option<Arc<Trace>>,
 }
 
 /// This process has followed another, which has ended. No error, but there is nothing left to do.
@@ -47,7 +54,7 @@ impl Devices {
     /// One device, which holds the whole model.
     pub(crate) fn one(device: Arc<dyn Device>) -> Self {
         let (shard, pipeline) = (ShardPolicy::default(), PipelineOptions::default());
-        Self { ranks: vec![device], shard, pipeline, processes: None, engines: 1 }
+        Self { ranks: vec![device], shard, pipeline, processes: None, engines: 1, trace: None }
     }
 
     /// The processes that have devices of the model, if they are several.
@@ -83,6 +90,16 @@ impl Devices {
     /// How layers are divided into stages.
     pub(crate) fn pipeline(&self) -> &PipelineOptions {
         &self.pipeline
+    }
+
+    /// Makes the ranks record what they run.
+    pub(crate) fn record(&mut self, trace: &Arc<Trace>) {
+        self.trace = Some(trace.clone());
+    }
+
+    /// Where the ranks record what they run, if the user wants to know.
+    pub(crate) fn trace(&self) -> Option<&Arc<Trace>> {
+        self.trace.as_ref()
     }
 
     /// Describes the devices of a model with this many ranks in a line of results.
@@ -201,22 +218,23 @@ fn open_engines(
              one process with --launcher none"
         );
     }
-    let (groups, engines) = open_groups(arguments, replicas, only, launch.as_ref(), terminal)?;
+    let asked = Asked { tensor: arguments.tensor_ranks(), stages: arguments.pipeline_stages() };
+    let pipeline = arguments.pipeline();
+    pipeline
+        .check()
+        .map_err(|error| anyhow::anyhow!("--{} {}", error.argument().unwrap_or("stages"), error.message()))?;
+    let own = own_ranks(arguments, asked, launch.as_ref())?;
+    // What follows depends on the machine, and may fail on one process only: the others are told why.
+    let processes = launch.as_ref().map(|launch| join(launch, arguments, asked, terminal)).transpose()?;
+    let (groups, engines) = open_groups(arguments, replicas, only, launch.as_ref(), own, terminal)?;
     // All engines have as many.
     let ranks = groups.first().map_or(0, Vec::len);
-    let join = |launch: &Launch| {
-        terminal.note(&format!("waiting for the other processes: this is {launch}"));
-        Processes::join(launch)
-    };
-    let processes = launch.as_ref().map(join).transpose()?;
     if ranks * replicas == 1 && processes.is_none() && arguments.shard.is_some() {
         bail!(
             "--shard decides how weights are split, but the model runs on one device\nhint: add --tp COUNT, or leave \
              --shard out"
         );
     }
-    let pipeline = arguments.pipeline();
-    pipeline.check().map_err(|error| anyhow::anyhow!("--stages {}", error.message()))?;
     if !ranks.is_multiple_of(pipeline.count()) && processes.is_none() {
         bail!(
             "{} cannot be divided into {} stages\nhint: name a multiple of the stages with --devices, or choose fewer stages",
@@ -231,32 +249,68 @@ fn open_engines(
         pipeline: pipeline.clone(),
         processes: processes.clone(),
         engines,
+        trace: None,
     };
     Ok(groups.into_iter().map(devices).collect())
 }
 
-/// Opens the devices of each engine in this process, or of `only` one of them. Returns also how many engines share a device at most.
-fn open_groups(
+/// The other processes of this command, to tell them why this one ends.
+static JOINED: Mutex<Option<Arc<Processes>>> = Mutex::new(None);
+
+/// Connects to the other processes, and checks that they run the same mesh on the same backend.
+fn join(
+    launch: &Launch,
     arguments: &DevicesArguments,
-    replicas: usize,
-    only: Option<usize>,
-    launch: Option<&Launch>,
+    asked: Asked,
     terminal: &Terminal,
-) -> Result<(Vec<Ranks>, usize)> {
-    let backend = find_backend(arguments.device.backend.as_deref())?;
-    note_default(arguments, &*backend, terminal)?;
-    let (processes, place, local_processes) =
-        launch.map_or((1, 0, 1), |launch| (launch.processes, launch.local_process, launch.local_processes));
-    let stages = arguments.pipeline_stages();
-    let asked = Asked { tensor: arguments.tensor_ranks(), stages };
-    let all = asked.ranks(!arguments.devices.is_empty() || processes > stages);
+) -> Result<Arc<Processes>> {
+    terminal.note(&format!("waiting for the other processes: this is {launch}"));
+    let processes = Processes::join(launch)?;
+    *JOINED.lock().unwrap_or_else(PoisonError::into_inner) = Some(processes.clone());
+    // A backend may be named by the path of its plugin.
+    let backend = find_backend(arguments.device.backend.as_deref())?.info().name.clone();
+    let mesh = [("the mesh", asked.to_string()), ("the backend", backend)];
+    processes.agree(&mesh.map(|(name, value)| (name.to_owned(), value)).into())?;
+    Ok(processes)
+}
+
+/// Tells the other processes, if there are any, that this one ends with an error.
+pub(crate) fn tell_others(error: &anyhow::Error) {
+    let joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(processes) = &*joined {
+        let text = format!("{error:#}");
+        processes.leave(text.split("\nhint:").next().unwrap_or_default());
+    }
+}
+
+/// The ranks of an engine in this process, if the mesh says how many.
+fn own_ranks(arguments: &DevicesArguments, asked: Asked, launch: Option<&Launch>) -> Result<Option<usize>> {
+    let processes = launch.map_or(1, |launch| launch.processes);
+    let all = asked.ranks(!arguments.devices.is_empty() || processes > asked.stages);
     if all.is_some_and(|ranks| ranks % processes != 0) {
         bail!(
             "{asked} cannot be divided among {processes} processes\nhint: choose a multiple of {processes}, or leave --tp \
              out and name the devices of each process with --devices"
         );
     }
-    let own = all.map(|ranks| ranks / processes);
+    Ok(all.map(|ranks| ranks / processes))
+}
+
+/// Opens the devices of each engine in this process, or of `only` one of them; `own` is the number of its ranks, if the mesh says how
+/// many. Returns also how many engines share a device at most.
+fn open_groups(
+    arguments: &DevicesArguments,
+    replicas: usize,
+    only: Option<usize>,
+    launch: Option<&Launch>,
+    own: Option<usize>,
+    terminal: &Terminal,
+) -> Result<(Vec<Ranks>, usize)> {
+    let backend = find_backend(arguments.device.backend.as_deref())?;
+    note_default(arguments, &*backend, terminal)?;
+    let (place, local_processes) =
+        launch.map_or((0, 1), |launch| (launch.local_process, launch.local_processes));
+    let asked = Asked { tensor: arguments.tensor_ranks(), stages: arguments.pipeline_stages() };
     let start = arguments.device.device;
     let first = start + place * own.unwrap_or(1);
     let wanted = Wanted { first, listed: &arguments.devices, ranks: own, replicas, asked };

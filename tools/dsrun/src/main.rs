@@ -14,6 +14,7 @@ mod probe;
 mod serve;
 mod session;
 mod terminal;
+mod trace_file;
 
 use arguments::Command;
 use std::process::ExitCode;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<devices::Followed>() => ExitCode::SUCCESS,
         Err(error) => {
+            devices::tell_others(&error);
             terminal.error(&error);
             ExitCode::FAILURE
         }

@@ -113,7 +113,7 @@ pub(crate) fn plan_engine(
     devices: &Devices,
     options: &EngineOptions,
 ) -> Result<EnginePlan> {
-    Ok(match draft {
+    let mut plan = match draft {
         Some(draft) => EnginePlan::with_draft(model, draft, &**devices.first(), options)?,
         None => {
             let (shard, pipeline) = (devices.shard().clone(), devices.pipeline().clone());
@@ -123,7 +123,11 @@ pub(crate) fn plan_engine(
                 None => EnginePlan::on_devices(model, devices.ranks(), &options)?,
             }
         }
-    })
+    };
+    if let Some(trace) = devices.trace() {
+        plan.trace(trace);
+    }
+    Ok(plan)
 }
 
 /// The engine options for up to `requests` concurrent requests.

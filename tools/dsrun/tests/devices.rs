@@ -106,6 +106,36 @@ fn ranks_are_measured_as_one_device_is() {
     assert!((staged - one).abs() < 1e-4, "{staged} over two stages, {one} on one");
 }
 
+/// The file has the steps of every rank, and each process writes its own.
+#[test]
+fn traces_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (shard, path) = (free_exchanges(folder.path()), folder.path().join("trace.json"));
+    let flags = ["--raw", "--dtype", "f32", "-n", "4", "--mesh", "tp=2,pp=2", "--threads", "2", "--shard"];
+    let ran = run(with_tiny("generate", &flags).arg(&shard).arg("--trace").arg(&path).arg("the sky"));
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let trace = json(&fs::read_to_string(&path).unwrap());
+    let events = trace["traceEvents"].as_array().unwrap();
+    for rank in 0..4 {
+        let of_rank = |category: &str| {
+            events.iter().filter(|event| event["tid"] == rank && event["cat"] == category).count()
+        };
+        assert!(of_rank("step") >= 4 && of_rank("collective") > 0, "rank {rank}: {trace}");
+    }
+    let bench = ["--prompt", "8", "--gen", "4", "--pp", "2"];
+    for (command, flags) in [("latency", &["--repeat", "1"][..]), ("throughput", &["--requests", "2"])] {
+        let path = folder.path().join(command);
+        let ran = run(dsrun(&["bench", command, "--model"])
+            .arg(tiny())
+            .args(bench)
+            .args(flags)
+            .arg("--trace")
+            .arg(&path));
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        assert!(fs::read_to_string(path).unwrap().contains("\"receive\""));
+    }
+}
+
 #[test]
 fn devices_that_cannot_be_ranks_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -134,6 +164,12 @@ fn devices_that_cannot_be_ranks_are_refused() {
         (&["--pp", "2", "--stages", "1,2"], 1, "names 2 first layers, but 2 stages have 1"),
         (&["--pp", "2", "--stages", "9"], 1, "layer 9, which the model does not have"),
         (&["--pp", "40"], 1, "can be divided into at most"),
+        (&["--micro-batches", "4"], 1, "only several stages work on micro-batches"),
+        (
+            &["--tp", "2", "--trace", "/nowhere/trace.json"],
+            1,
+            "--trace /nowhere/trace.json cannot be written",
+        ),
         (&["--tp", "2", "--draft", tiny], 1, "--speculate draft is not possible"),
     ];
     for (flags, code, part) in cases {

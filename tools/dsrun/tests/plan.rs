@@ -45,6 +45,41 @@ fn a_plan_says_what_bounds_it_and_draws_it() {
     assert!(ran.err.contains("use more --devices"), "{}", ran.err);
 }
 
+/// The network between hosts slows ranks of a stage that it separates, and hardly a pipeline.
+#[test]
+fn hosts_are_taken_into_account() {
+    let forecast = |mesh: &str, flags: &[&str]| {
+        let ran = run(dsrun(&["plan", "llama-1b", "--mesh", mesh, "--context", "256", "--json"]).args(flags));
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        json(&ran.out)["forecasts"][0]["token_ms"].as_f64().unwrap()
+    };
+    let two_hosts = ["--per-host", "4", "--network-bandwidth", "10", "--network-latency-us", "50"];
+    for (mesh, slower) in [("tp=8,pp=1", true), ("tp=4,pp=2", false), ("tp=4,pp=1", false)] {
+        let (one, two) = (forecast(mesh, &[]), forecast(mesh, &two_hosts));
+        assert_eq!(two > 1.3 * one, slower, "{mesh}: {one} and {two} ms");
+        assert_eq!(two > one, mesh != "tp=4,pp=1", "{mesh}: {one} and {two} ms");
+    }
+    // More ranks than the meshes that are tried by themselves.
+    assert!(forecast("tp=32,pp=1", &[]) > 0.0);
+}
+
+/// Few micro-batches leave stages idle, and many read all weights again and again.
+#[test]
+fn numbers_of_micro_batches_are_compared() {
+    let flags =
+        ["--batch", "16", "--context", "512", "--prompt", "256", "--step-tokens", "4096", "--explain"];
+    let ran = run(dsrun(&["plan", "llama-1b", "--mesh", "tp=1,pp=4"]).args(flags));
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let slowdown = |name: &str| -> f64 {
+        let line =
+            ran.out.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{}", ran.out));
+        line.split_once('(').unwrap().1.split_once('x').unwrap().0.parse().unwrap()
+    };
+    assert_eq!(slowdown("many micro-batches for prompts"), 1.0);
+    assert!(slowdown("16 micro-batches for both") > 1.5, "{}", ran.out);
+    assert!(slowdown("4 micro-batches for both") > 0.9, "{}", ran.out);
+}
+
 #[test]
 fn plans_that_are_not_possible_are_refused() {
     let tiny = tiny();
@@ -55,6 +90,10 @@ fn plans_that_are_not_possible_are_refused() {
         (&["--mesh", "tp=1,pp=60"], 1, "can be divided into at most"),
         (&["--devices", "0"], 2, "must be at least 1"),
         (&["--context", "8", "--prompt", "9"], 1, "longer than the context"),
+        (&["--network-bandwidth", "9"], 2, "--per-host"),
+        (&["--per-host", "2", "--network-bandwidth", "0"], 1, "--network-bandwidth is 0"),
+        (&["--mesh", "tp=9999"], 2, "must be from 1 to 1024"),
+        (&["--mesh", "tp=1,pp=2", "--micro-batches", "9999"], 1, "must be from 1 to 1024"),
     ] {
         let ran = run(dsrun(&["plan"]).arg(&tiny).args(flags));
         assert_eq!(ran.code, Some(code), "{flags:?}: {}", ran.err);

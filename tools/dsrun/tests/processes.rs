@@ -44,6 +44,16 @@ fn free_port() -> u16 {
 impl Processes {
     /// Starts a command `count` times with the variables of torchrun. `flags` are those of each process.
     fn start<'a>(count: usize, arguments: &[&str], flags: impl Fn(usize) -> &'a [&'a str]) -> Self {
+        Self::start_as("f32", count, arguments, flags)
+    }
+
+    /// Same as [`Self::start`], in this element type.
+    fn start_as<'a>(
+        dtype: &str,
+        count: usize,
+        arguments: &[&str],
+        flags: impl Fn(usize) -> &'a [&'a str],
+    ) -> Self {
         let port = free_port();
         let folder = tempfile::tempdir().unwrap();
         // Exchanges cost nothing, so that a model as small as the fixture is split.
@@ -54,7 +64,7 @@ impl Processes {
             let file = |name: &str| fs::File::create(folder.path().join(format!("{name}{process}"))).unwrap();
             Command::new(cargo_bin!("dsrun"))
                 .args(arguments)
-                .args(["--dtype", "f32", "--shard"])
+                .args(["--dtype", dtype, "--shard"])
                 .arg(&shard)
                 .args(flags(process))
                 .env("HF_HUB_OFFLINE", "1")
@@ -145,6 +155,55 @@ fn processes_generate_the_text_of_one(#[case] count: usize, #[case] flags: &[&st
     let four_in_two = count == 2 && flags.last().is_some_and(|flag| ["4", "tp=2,pp=2"].contains(flag));
     let last = if four_in_two { "ranks 2 to 3".into() } else { format!("rank {}", count - 1) };
     assert!(ended[count - 1].err.contains(&last), "the plan names the ranks: {}", ended[count - 1].err);
+}
+
+/// The logits of every token after each of a few tokens, by token.
+fn logits(output: &str) -> Vec<Vec<f64>> {
+    let positions = command::json(output)["positions"].as_array().unwrap().clone();
+    let row = |position: &serde_json::Value| {
+        let mut row: Vec<(u64, f64)> = serde_json::from_value(position["top"].clone()).unwrap();
+        row.sort_by_key(|(token, _)| *token);
+        row.into_iter().map(|(_, logit)| logit).collect()
+    };
+    positions.iter().map(row).collect()
+}
+
+/// A model in every format of weights, and weights that are quantised when they are loaded.
+#[rstest]
+#[case("gguf/smollm2_q4_0", &[])]
+#[case("gguf/smollm2_q4_1", &[])]
+#[case("gguf/smollm2_q8_0", &[])]
+#[case("quantised/awq", &[])]
+#[case("quantised/compressed_w4a16_zero", &[])]
+#[case("quantised/compressed_w8a16", &[])]
+#[case("quantised/compressed_w8a8", &[])]
+#[case("quantised/gptq_4", &[])]
+#[case("quantised/gptq_8_symmetric", &[])]
+#[case("quantised/gptq_act_order", &[])]
+#[case("quantised/k_quants", &[])]
+#[case("mixtral", &["--quantize", "w4a16"])]
+#[case("llama3", &["--quantize", "w8a16"])]
+#[case("deepseek_v3", &[])]
+#[case("gpt_oss", &[])]
+fn processes_have_the_logits_of_one_in_every_format(#[case] name: &str, #[case] quantize: &[&str]) {
+    let folder = command::tiny().ancestors().nth(3).unwrap().join(name);
+    let gguf = folder.join("model.gguf");
+    let model = if gguf.exists() { gguf } else { folder };
+    let command = ["logits", "--tokens", "1,5,9,13,17,21,25", "--top", "96", "--json", "--model"];
+    let arguments: Vec<&str> =
+        command.into_iter().chain(model.to_str()).chain(quantize.iter().copied()).collect();
+    let one = command::run(command::dsrun(&arguments));
+    assert_eq!(one.code, Some(0), "{}", one.err);
+    let expected = logits(&one.out);
+    assert!(expected.iter().all(|row| row.len() == 96) && expected.len() == 7, "{}", one.out);
+    for mesh in [&["--tp", "2"][..], &["--mesh", "tp=2,pp=2"]] {
+        let ended = Processes::start_as("keep", 2, &arguments, |_| mesh).all_ended();
+        assert!(ended.iter().all(|process| process.code == Some(0)), "{mesh:?}: {ended:#?}");
+        let found = logits(&ended[0].out);
+        let pairs = found.iter().flatten().zip(expected.iter().flatten());
+        let error = pairs.map(|(found, expected)| (found - expected).abs()).fold(0.0, f64::max);
+        assert!(error <= 1e-4, "{mesh:?}: off by {error}");
+    }
 }
 
 /// A measurement that takes longer than any test.
@@ -255,6 +314,68 @@ fn processes_that_differ_are_told_what_differs() {
     for ended in Processes::start(2, &arguments, |process| &flags[process]).all_ended() {
         assert_eq!(ended.code, Some(1));
         assert!(ended.err.contains("the model is") && ended.err.contains("on process 1"), "{ended:?}");
+    }
+}
+
+/// What one process finds wrong on its machine ends the others at once, with the reason.
+#[rstest]
+#[case(&[], &["--backend", "nonesuch"], "nonesuch")]
+#[case(&[], &["--device", "7"], "device 7")]
+#[case(&["--tp", "2"], &["--tp", "4"], "the mesh is --tp 2 on process 0, but --tp 4 on process 1")]
+#[case(&[], &["--backend", "candle"], "backend")]
+#[case(&["--model", "MODEL"], &["--model", "/nowhere/model.gguf"], "/nowhere/model.gguf")]
+fn what_one_process_lacks_ends_all(#[case] first: &[&str], #[case] second: &[&str], #[case] part: &str) {
+    let model = tiny();
+    let flags = [first, second].map(|flags| {
+        let named = flags.contains(&"--model");
+        let flags = flags.iter().map(|flag| if *flag == "MODEL" { &model } else { *flag });
+        flags.chain(["--model", &model].into_iter().filter(|_| !named)).collect::<Vec<&str>>()
+    });
+    let start = Instant::now();
+    let arguments = ["generate", "--raw", "-n", "8", "the sky"];
+    let all = Processes::start(2, &arguments, |process| &flags[process]).all_ended();
+    for ended in &all {
+        assert_eq!(ended.code, Some(1), "{all:#?}");
+        assert!(ended.err.contains("error:") && ended.err.contains(part), "{all:#?}");
+    }
+    assert!(start.elapsed() < NAMED_WITHIN, "it took {:?}", start.elapsed());
+}
+
+/// One number of a weight differs.
+#[test]
+fn models_that_differ_in_one_byte_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = tiny();
+    let mut bytes = fs::read(&model).unwrap();
+    let last = bytes.len() - 40;
+    bytes[last] ^= 1;
+    let other = folder.path().join("model.gguf");
+    fs::write(&other, bytes).unwrap();
+    let other = other.to_str().unwrap();
+    let flags = [["--model", &model], ["--model", other]];
+    let arguments = ["generate", "--raw", "-n", "8", "the sky"];
+    for ended in Processes::start(2, &arguments, |process| &flags[process]).all_ended() {
+        assert_eq!(ended.code, Some(1));
+        assert!(ended.err.contains("the model is") && ended.err.contains("on process 1"), "{ended:?}");
+    }
+}
+
+/// A process believes that there are more processes.
+#[test]
+fn processes_that_are_counted_differently_are_refused() {
+    let (model, port) = (tiny(), free_port().to_string());
+    let start = |(process, count): (&str, &str)| {
+        let mut command = Command::new(cargo_bin!("dsrun"));
+        command.args(generate(&model)).env("HF_HUB_OFFLINE", "1").stdin(Stdio::null());
+        command.envs([("RANK", process), ("WORLD_SIZE", count)]);
+        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    for child in [("0", "2"), ("1", "3")].map(start) {
+        let ended = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        assert!(said.contains("error:") && said.contains("joins a group of"), "{said}");
     }
 }
 

@@ -58,6 +58,10 @@ pub(crate) struct Latency {
     /// Number of prompts that run at the same time.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
     pub(crate) batch: usize,
+    /// Write what each rank runs when, as a file that Perfetto and Chrome's trace viewer open. Calls are then launched one by one. If
+    /// there are several processes, each writes a file, with its number after the name.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) measure: MeasureArguments,
     #[command(flatten)]
@@ -101,6 +105,10 @@ pub(crate) struct Throughput {
     /// Tokens that the KV cache holds; as many as all requests need, or as fit into memory, if not given.
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) kv_tokens: Option<usize>,
+    /// Write what each rank runs when, as a file that Perfetto and Chrome's trace viewer open. Calls are then launched one by one. If
+    /// there are several processes, each writes a file, with its number after the name.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) trace: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -20,6 +20,10 @@ pub(crate) struct Generate {
     /// Print one JSON object: text, tokens, finish_reason, timings.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write what each rank runs when, as a file that Perfetto and Chrome's trace viewer open. Calls are then launched one by one. If
+    /// there are several processes, each writes a file, with its number after the name.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) setup: SetupArguments,
     #[command(flatten)]

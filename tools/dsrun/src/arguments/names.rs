@@ -4,11 +4,13 @@ use super::Arguments;
 use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, builder::FalseyValueParser};
 
 /// Flags for comparing techniques, which the commands for users accept without listing them.
-const FOR_COMPARISON: [&str; 4] = ["no_fuse", "no_launch_ahead", "prompts_first", "no_graphs"];
+const FOR_COMPARISON: [&str; 5] =
+    ["no_fuse", "no_launch_ahead", "prompts_first", "no_graphs", "micro_batches"];
 
 /// Flags that few need, which the commands for users list in `--help` but not in `-h`.
-const FOR_FEW: [&str; 23] = [
+const FOR_FEW: [&str; 24] = [
     "log",
+    "trace",
     "kv_dtype",
     "exact",
     "step_tokens",

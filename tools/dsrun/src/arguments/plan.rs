@@ -1,12 +1,19 @@
 //! Arguments of `dsrun plan`.
 
 use super::{
-    setup::{Dtype, Mesh, mesh, policy},
+    setup::{Dtype, Mesh, mesh_within, policy},
     values::positive,
 };
 use clap::Args;
 use dsrun_engine::passes::quantize::Policy;
 use std::path::PathBuf;
+
+/// The most ranks of a stage, and the most stages, of a plan.
+const MOST: u16 = 1024;
+
+fn planned_mesh(text: &str) -> Result<Mesh, String> {
+    mesh_within(text, MOST)
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
@@ -18,7 +25,7 @@ pub(crate) struct Plan {
     pub(crate) devices: usize,
     /// One mesh only, such as `tp=2,pp=2`: ranks of each stage, and stages. If not given, all meshes of the devices are shown, the
     /// fastest first.
-    #[arg(long, value_name = "AXES", value_parser = mesh)]
+    #[arg(long, value_name = "AXES", value_parser = planned_mesh)]
     pub(crate) mesh: Option<Mesh>,
     /// The kind of device: a100, h100, h200, b200, l40s, rtx-4090, rtx-5090, or host for ranks that share a CPU.
     #[arg(long, value_name = "NAME", default_value = "h100")]
@@ -38,6 +45,15 @@ pub(crate) struct Plan {
     /// Microseconds of an exchange, besides its bytes.
     #[arg(long, value_name = "MICROSECONDS")]
     pub(crate) latency_us: Option<f64>,
+    /// Devices of a host, if the devices are those of several hosts with a network between them.
+    #[arg(long, value_name = "COUNT", value_parser = positive)]
+    pub(crate) per_host: Option<usize>,
+    /// Gigabytes per second that a device exchanges with those of other hosts; 50 if not given.
+    #[arg(long, value_name = "GB/S", requires = "per_host")]
+    pub(crate) network_bandwidth: Option<f64>,
+    /// Microseconds of an exchange between hosts, besides its bytes; 12 if not given.
+    #[arg(long, value_name = "MICROSECONDS", requires = "per_host")]
+    pub(crate) network_latency_us: Option<f64>,
     /// Number of requests that generate at the same time.
     #[arg(long, short, value_name = "REQUESTS", default_value_t = 1, value_parser = positive)]
     pub(crate) batch: usize,
@@ -50,13 +66,17 @@ pub(crate) struct Plan {
     /// Maximum number of tokens of a step.
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) step_tokens: Option<usize>,
+    /// Divide prompts and generating requests into this many micro-batches, instead of many for prompts and one for each stage for
+    /// requests that generate.
+    #[arg(long, value_name = "COUNT", value_parser = positive)]
+    pub(crate) micro_batches: Option<usize>,
     /// Element type of weights, activations and cache; `keep` uses the weights' types in the file.
     #[arg(long, value_enum, default_value_t = Dtype::Keep)]
     pub(crate) dtype: Dtype,
     /// How weights are quantised when they are loaded: a scheme such as w4a16, or the path of a policy.
     #[arg(long, value_name = "SCHEME", value_parser = policy)]
     pub(crate) quantize: Option<Policy>,
-    /// Print the bottleneck of each stage of the first mesh.
+    /// Print the bottleneck of each stage of the first mesh, and how its number of micro-batches compares with others.
     #[arg(long)]
     pub(crate) explain: bool,
     /// Draw a timeline of the stages of the first mesh as SVG: the prompts of all requests, and answers of 16 tokens.

@@ -90,6 +90,10 @@ pub(crate) struct DevicesArguments {
     /// The first layer of each stage but the first, such as `8,20`; balanced by their costs if not given.
     #[arg(help_heading = SEVERAL, long, value_delimiter = ',', value_name = "LAYERS")]
     pub(crate) stages: Vec<usize>,
+    /// Divide both prompts and generating requests into this many micro-batches, for comparison. By default a prompt has many, and
+    /// requests that generate have one for each stage.
+    #[arg(help_heading = SEVERAL, long, value_name = "COUNT", value_parser = positive)]
+    pub(crate) micro_batches: Option<usize>,
     /// Split the model over these devices, such as `0,1`: one rank on each.
     #[arg(help_heading = SEVERAL, long, value_delimiter = ',', value_name = "INDICES", conflicts_with = "device")]
     pub(crate) devices: Vec<usize>,
@@ -115,15 +119,23 @@ pub(crate) struct Mesh {
     pub(crate) pp: u16,
 }
 
+/// The most ranks of a stage, and the most stages, of a model that runs.
+const MOST_RANKS: u16 = 64;
+
 /// Parses the axes of a mesh.
 pub(crate) fn mesh(text: &str) -> Result<Mesh, String> {
+    mesh_within(text, MOST_RANKS)
+}
+
+/// Parses the axes of a mesh, each with at most `most` ranks.
+pub(crate) fn mesh_within(text: &str, most: u16) -> Result<Mesh, String> {
     let (mut tp, mut pp) = (None, None);
     for part in text.split(',') {
         let form = || format!("`{part}` is not an axis with a size, such as tp=2 or pp=2");
         let (axis, size) = part.trim().split_once('=').ok_or_else(form)?;
         let size: u16 = size.parse().map_err(|_| form())?;
-        if !(1..=64).contains(&size) {
-            return Err(format!("{axis} is {size}, but must be from 1 to 64"));
+        if !(1..=most).contains(&size) {
+            return Err(format!("{axis} is {size}, but must be from 1 to {most}"));
         }
         let known = match axis {
             "tp" => &mut tp,
@@ -150,7 +162,11 @@ impl DevicesArguments {
 
     /// How layers are divided into stages.
     pub(crate) fn pipeline(&self) -> PipelineOptions {
-        PipelineOptions { stages: self.pipeline_stages(), first_layers: self.stages.clone() }
+        PipelineOptions {
+            stages: self.pipeline_stages(),
+            first_layers: self.stages.clone(),
+            micro_batches: self.micro_batches,
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::{
     input, interrupt,
     session::{engine_options, generate_options, load_fitted, open_draft, open_model},
     terminal::Terminal,
+    trace_file::TraceFile,
 };
 use anyhow::Result;
 use dsrun_engine::{Answer, EngineOptions, FinishReason, Prompt};
@@ -16,7 +17,9 @@ use std::ops::ControlFlow;
 pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     let text = input::prompt(command.prompt.as_deref(), command.file.as_deref())?;
     // The devices come first, so that a missing backend does not cost a download.
-    let devices = open_devices(&command.setup.devices, terminal)?;
+    let mut devices = open_devices(&command.setup.devices, terminal)?;
+    // Declared before the engine, so that it is written after the engine has ended.
+    let _trace = TraceFile::open(command.trace.as_deref(), &mut devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let draft = open_draft(
         &command.speculation,
@@ -31,6 +34,7 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1) };
     let mut pipeline = load_fitted(model, draft.as_ref(), &devices, engine, terminal)?;
 
+    pipeline.engine().record_trace(true)?;
     interrupt::listen()?;
     let mut writer = (!command.json).then(|| terminal.stream());
     let mut written = Ok(());

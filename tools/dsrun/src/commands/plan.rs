@@ -9,9 +9,14 @@ use crate::{
 use anyhow::{Context, Result, anyhow, bail};
 use dsrun_engine::{
     Bytes, EngineOptions,
-    planner::{Bound, Forecast, Load, StageForecast, forecast, hardware::Hardware},
+    passes::partition::PipelineOptions,
+    planner::{
+        Bound, Forecast, Load, StageForecast, forecast,
+        hardware::{Hardware, Network},
+        timeline::Timeline,
+    },
 };
-use dsrun_models::presets::Preset;
+use dsrun_models::{model::Model, presets::Preset};
 use serde_json::json;
 use std::fs;
 
@@ -38,6 +43,7 @@ pub(crate) fn run(command: &Plan, terminal: &Terminal) -> Result<()> {
         precision: command.dtype.into(),
         step_tokens: command.step_tokens.unwrap_or(default.step_tokens),
         quantize: command.quantize.clone(),
+        pipeline: PipelineOptions { micro_batches: command.micro_batches, ..PipelineOptions::default() },
         ..default
     };
     let mesh = command.mesh.map(|mesh| (usize::from(mesh.tp), usize::from(mesh.pp)));
@@ -48,9 +54,7 @@ pub(crate) fn run(command: &Plan, terminal: &Terminal) -> Result<()> {
     let timeline = match &command.timeline {
         None => None,
         Some(path) => {
-            let answer = ANSWER.min(context - prompt).max(1);
-            let load = Load { prompt: prompt.min(context - answer).max(1), ..load };
-            let timeline = best.timeline(longest, &hardware, &options, load, answer)?;
+            let timeline = timeline(best, longest, &hardware, &options, load)?;
             fs::write(path, timeline.svg("us"))
                 .with_context(|| format!("{} cannot be written", path.display()))?;
             Some(timeline.bubble())
@@ -87,11 +91,61 @@ pub(crate) fn run(command: &Plan, terminal: &Terminal) -> Result<()> {
     }
     if command.explain {
         print(&explained(best, &hardware))?;
+        if best.pp > 1 {
+            for line in micro_batches(&model, best, &hardware, &options, load)? {
+                print(&line)?;
+            }
+        }
     }
     match timeline {
         Some(idle) => print(&format!("stages idle for {:.1}% of the timeline's time", 100.0 * idle)),
         None => Ok(()),
     }
+}
+
+/// The timeline of the load, with short answers.
+fn timeline(
+    forecast: &Forecast,
+    longest: usize,
+    hardware: &Hardware,
+    options: &EngineOptions,
+    load: Load,
+) -> Result<Timeline> {
+    let answer = ANSWER.min(load.context - load.prompt).max(1);
+    let load = Load { prompt: load.prompt.min(load.context - answer).max(1), ..load };
+    Ok(forecast.timeline(longest, hardware, options, load, answer)?)
+}
+
+/// The time of the load's timeline with different numbers of micro-batches: that of the options, one for each stage, and the number
+/// of GPipe's rule, four for each stage.
+fn micro_batches(
+    model: &Model,
+    best: &Forecast,
+    hardware: &Hardware,
+    options: &EngineOptions,
+    load: Load,
+) -> Result<Vec<String>> {
+    let (tp, pp, longest) = (best.tp, best.pp, model.config().context);
+    let mut lines = Vec::new();
+    let own = timeline(best, longest, hardware, options, load)?;
+    for count in [options.pipeline.micro_batches, Some(pp), Some(4 * pp)] {
+        let pipeline = PipelineOptions { micro_batches: count, ..options.pipeline.clone() };
+        let options = EngineOptions { pipeline, ..options.clone() };
+        let found = forecast(model, tp * pp, Some((tp, pp)), hardware, &options, load)?;
+        let found = found.first().context("the mesh has no forecast")?;
+        let timeline = timeline(found, longest, hardware, &options, load)?;
+        let name = match count {
+            None => "many micro-batches for prompts and one for each stage for generation".to_owned(),
+            Some(count) => format!("{count} micro-batches for both"),
+        };
+        lines.push(format!(
+            "{name}: prompts and answers of {ANSWER} tokens take {:.1} ms ({:.2}x), stages idle for {:.1}%",
+            timeline.end() / 1e3,
+            timeline.end() / own.end(),
+            100.0 * timeline.bubble()
+        ));
+    }
+    Ok(lines)
 }
 
 /// The figures of the devices that the arguments describe.
@@ -114,10 +168,7 @@ fn hardware(command: &Plan) -> Result<Hardware> {
         ("--latency-us", command.latency_us, 1.0, Some(&mut costs.latency_us)),
     ];
     for (flag, value, unit, place) in figures {
-        let Some(value) = value else { continue };
-        if !value.is_finite() || value < 0.0 || (value == 0.0 && flag != "--latency-us") {
-            bail!("{flag} is {value}, but must be positive");
-        }
+        let Some(value) = positive(flag, value, flag == "--latency-us")? else { continue };
         match place {
             Some(place) => *place = value * unit,
             None => memory = Some((value * unit) as u64),
@@ -127,7 +178,27 @@ fn hardware(command: &Plan) -> Result<Hardware> {
         hardware.costs.gather_latency_us = latency;
     }
     hardware.memory = memory.or(hardware.memory);
+    if let Some(per_host) = command.per_host {
+        let mut network = Network { per_host, ..Network::FAST };
+        if let Some(bandwidth) = positive("--network-bandwidth", command.network_bandwidth, false)? {
+            network.bandwidth = bandwidth * 1e9;
+        }
+        if let Some(latency) = positive("--network-latency-us", command.network_latency_us, true)? {
+            network.latency_us = latency;
+        }
+        hardware.network = Some(network);
+    }
     Ok(hardware)
+}
+
+/// The value of a flag, which must be positive, or may also be 0.
+fn positive(flag: &str, value: Option<f64>, or_zero: bool) -> Result<Option<f64>> {
+    match value {
+        Some(value) if !value.is_finite() || value < 0.0 || (value == 0.0 && !or_zero) => {
+            bail!("{flag} is {value}, but must be positive")
+        }
+        value => Ok(value),
+    }
 }
 
 fn row(forecast: &Forecast) -> String {
@@ -152,6 +223,12 @@ fn explained(forecast: &Forecast, hardware: &Hardware) -> String {
         costs.link_bandwidth / 1e9,
         costs.latency_us
     )];
+    if let Some(Network { per_host, bandwidth, latency_us }) = &hardware.network {
+        lines.push(format!(
+            "{per_host} devices on each host: {:.0} GB/s and {latency_us} us between hosts",
+            bandwidth / 1e9
+        ));
+    }
     for (stage, own) in forecast.stages.iter().enumerate() {
         let StageForecast { weights, states, step_us, read_us, compute_us, exchange_us, bound, .. } = own;
         let bound = match bound {

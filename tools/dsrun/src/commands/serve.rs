@@ -204,6 +204,7 @@ fn devices(settings: &ServeSettings) -> Result<DevicesArguments> {
         pp: settings.pp,
         mesh: axes.map_err(|error| anyhow!("--mesh: {error}"))?,
         stages: settings.stages.clone().unwrap_or_default(),
+        micro_batches: None,
         devices: settings.devices.clone().unwrap_or_default(),
         share_device: false,
         shard: shard.map_err(|error| anyhow!("--shard: {error}"))?,

@@ -18,7 +18,7 @@ pub(super) const FOLDERS: &[Folder] = &[
         order: &[
             &["passes"],
             &["error", "memory", "options", "request", "sampling", "statistics"],
-            &["processes"],
+            &["processes", "trace"],
             &["plan"],
             &["kv_cache"],
             &["schedule"],

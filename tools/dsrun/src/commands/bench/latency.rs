@@ -7,6 +7,7 @@ use crate::{
     devices::open_devices,
     session::{engine_options, load_weights, open_draft, open_model, plan_engine, show_plan},
     terminal::Terminal,
+    trace_file::TraceFile,
 };
 use anyhow::{Result, bail};
 use dsrun_engine::{Bytes, Engine, Request, RequestId, SamplingOptions};
@@ -46,7 +47,9 @@ struct Figures {
 }
 
 pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
-    let devices = open_devices(&command.setup.devices, terminal)?;
+    let mut devices = open_devices(&command.setup.devices, terminal)?;
+    // Declared before the engine, so that it is written after the engine has ended.
+    let _trace = TraceFile::open(command.trace.as_deref(), &mut devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let draft = open_draft(
         &command.speculation,
@@ -75,6 +78,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
 
     // The first run compiles the steps.
     run_once(&mut engine, command, model.config().vocabulary)?;
+    engine.record_trace(true)?;
     let mut runs = Vec::new();
     for repeat in 0..command.measure.repeat {
         terminal.note(&format!("run {} of {}", repeat + 1, command.measure.repeat));

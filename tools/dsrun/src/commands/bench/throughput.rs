@@ -7,6 +7,7 @@ use crate::{
     devices::open_devices,
     session::{engine_options, load_weights, open_draft, open_model, plan_engine, show_plan},
     terminal::Terminal,
+    trace_file::TraceFile,
 };
 use anyhow::{Result, bail};
 use dsrun_engine::{Engine, Phase, Request, Statistics};
@@ -50,7 +51,9 @@ struct Figures {
 }
 
 pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
-    let devices = open_devices(&command.setup.devices, terminal)?;
+    let mut devices = open_devices(&command.setup.devices, terminal)?;
+    // Declared before the engine, so that it is written after the engine has ended.
+    let _trace = TraceFile::open(command.trace.as_deref(), &mut devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let batch = command.batch.unwrap_or(command.requests);
     let draft = open_draft(
@@ -82,6 +85,7 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     run_once(&mut engine, command, vocabulary, command.generate.min(prompt_steps + 8))?;
     let before = engine.statistics().clone();
     terminal.note("the run that counts");
+    engine.record_trace(true)?;
     let seconds = run_once(&mut engine, command, vocabulary, command.generate)?.as_secs_f64();
     let after = engine.statistics();
     let steps = after.steps - before.steps;
