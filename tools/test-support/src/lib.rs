@@ -32,6 +32,6 @@ mod requirement;
 mod trial;
 
 pub use compiler::{c_compiler, compile_c_library, cpp_compiler};
-pub use lookup::{browser, encoders, model, python};
+pub use lookup::{NodePackages, browser, encoders, model, node, python};
 pub use requirement::{Missing, REQUIRE, Requirement, TestResult};
 pub use trial::{IntoTestResult, run, trial};

@@ -1,4 +1,4 @@
-//! Where tests find the default model, a browser and a Python client.
+//! Where tests find the default model, a browser and clients.
 
 use std::{
     env,
@@ -44,7 +44,7 @@ pub fn encoders() -> Result<PathBuf, Missing> {
     Ok(folder)
 }
 
-/// A Python interpreter with the package `openai`: the one that `DSRUN_TEST_PYTHON` names.
+/// A Python interpreter with the clients of the server's tests: the one that `DSRUN_TEST_PYTHON` names.
 ///
 /// # Panics
 ///
@@ -60,6 +60,36 @@ pub fn python() -> Result<PathBuf, Missing> {
         Err(error) => error.to_string(),
     };
     panic!("DSRUN_TEST_PYTHON={} cannot import the package openai: {problem}", python.display());
+}
+
+/// Node.js, and where its packages are.
+#[derive(Debug)]
+pub struct NodePackages {
+    /// The program.
+    pub program: PathBuf,
+    /// The folder that has `node_modules`.
+    pub folder: PathBuf,
+}
+
+/// Node.js with the clients of the server's tests: `DSRUN_TEST_NODE` names the folder of its packages. The program is beside the one
+/// that `DSRUN_TEST_PYTHON` names, or on the path.
+///
+/// # Panics
+///
+/// If the variable is set and its folder has no packages, or no program starts.
+pub fn node() -> Result<NodePackages, Missing> {
+    let Some(folder) = variable("DSRUN_TEST_NODE") else {
+        return Err(Requirement::Node.missing("DSRUN_TEST_NODE is not set"));
+    };
+    let folder = PathBuf::from(folder);
+    let packages = folder.join("node_modules");
+    assert!(packages.is_dir(), "DSRUN_TEST_NODE={}: it has no packages", folder.display());
+    let beside = variable("DSRUN_TEST_PYTHON").map(|python| Path::new(&python).with_file_name("node"));
+    let program = beside.filter(|program| program.is_file()).unwrap_or_else(|| "node".into());
+    if let Err(problem) = starts(program.as_os_str()) {
+        panic!("DSRUN_TEST_NODE is set, but {}: {problem}", program.display());
+    }
+    Ok(NodePackages { program, folder })
 }
 
 /// A browser of chromium's family: the one that `DSRUN_TEST_BROWSER` names, or `chromium` on the path.

@@ -21,16 +21,26 @@ pub enum Requirement {
     Nvrtc,
     /// A browser that can be driven, for the server's page.
     Browser,
-    /// A Python interpreter with the official client of OpenAI's API.
+    /// A Python interpreter with the clients of the server's tests.
     Python,
+    /// Node.js with the clients of the server's tests.
+    Node,
     /// Real encoders.
     Encoders,
 }
 
 impl Requirement {
     /// All requirements, in the order in which messages list them.
-    pub const ALL: [Self; 7] =
-        [Self::Gpu, Self::Adapter, Self::Model, Self::Nvrtc, Self::Browser, Self::Python, Self::Encoders];
+    pub const ALL: [Self; 8] = [
+        Self::Gpu,
+        Self::Adapter,
+        Self::Model,
+        Self::Nvrtc,
+        Self::Browser,
+        Self::Python,
+        Self::Node,
+        Self::Encoders,
+    ];
 
     /// The word that `DSRUN_REQUIRE` has for it.
     pub fn name(self) -> &'static str {
@@ -41,6 +51,7 @@ impl Requirement {
             Self::Nvrtc => "nvrtc",
             Self::Browser => "browser",
             Self::Python => "python",
+            Self::Node => "node",
             Self::Encoders => "encoders",
         }
     }
@@ -59,8 +70,8 @@ impl Requirement {
                 "`pip install 'nvidia-cuda-nvrtc>=13,<14'` and set DSRUN_CUDA_LIBRARIES to its `lib` folder"
             }
             Self::Browser => "install chromium, or set DSRUN_TEST_BROWSER to a browser of its family",
-            Self::Python => {
-                "set DSRUN_TEST_PYTHON to a Python where `pip install 'openai>=3,<4'` has been run"
+            Self::Python | Self::Node => {
+                "`.ci/clients COMMAND` installs the clients of the tests and runs a command that finds them"
             }
             Self::Encoders => {
                 "set DSRUN_TEST_ENCODERS to the folder that engine/tests/data/real_encoders.py has made"
@@ -143,7 +154,7 @@ mod tests {
     #[rstest]
     #[case("", &[])]
     #[case("gpu", &[Requirement::Gpu])]
-    #[case("adapter,model,nvrtc,browser,python,encoders", &Requirement::ALL[1..])]
+    #[case("adapter,model,nvrtc,browser,python,node,encoders", &Requirement::ALL[1..])]
     #[case(" python , model,", &[Requirement::Python, Requirement::Model])]
     fn a_list_is_read(#[case] list: &str, #[case] expected: &[Requirement]) {
         assert_eq!(parse(list).unwrap(), expected);

@@ -2,6 +2,8 @@
 
 mod described_tools;
 mod prompt;
+#[cfg(test)]
+mod replayed;
 mod requested_tools;
 
 use super::{
@@ -139,8 +141,11 @@ impl Completion for Chat {
         request.model.as_deref()
     }
 
-    fn without_effect(request: &ChatRequest) -> Vec<&'static str> {
-        request.without_effect()
+    fn without_effect(request: &ChatRequest, loaded: &Loaded) -> Vec<&'static str> {
+        let mut fields = request.without_effect();
+        let no_effort = request.reasoning_effort.is_some() && !has_effort(loaded);
+        fields.extend(no_effort.then_some("reasoning_effort"));
+        fields
     }
 
     fn prepare(request: &ChatRequest, loaded: &Loaded, work: &Work) -> Result<(Job, Self), ApiError> {
@@ -159,20 +164,19 @@ impl Completion for Chat {
             return Err(ApiError::field("modalities", "answers are text: only [\"text\"]"));
         }
         let mut variables = request.chat_template_kwargs.clone().unwrap_or_default();
-        if let Some(effort) = &request.reasoning_effort {
-            match loaded.template()?.mentions("reasoning_effort") {
-                true => drop(variables.entry("reasoning_effort").or_insert_with(|| effort.as_str().into())),
-                false => {
-                    tracing::info!("the chat template has no reasoning_effort, which has no effect then")
-                }
-            }
+        if let Some(effort) = request.reasoning_effort.as_ref().filter(|_| has_effort(loaded)) {
+            variables.entry("reasoning_effort").or_insert_with(|| effort.as_str().into());
         }
         let ending = Ending::of(request.add_generation_prompt, request.continue_final_message)?;
         let Encoded { tokens: prompt, reasons } =
             encode(&request.messages, tools.as_ref(), variables, ending, loaded, work)?;
-        // An answer that a grammar restricts from its start on does not reason.
-        let marks =
-            Marks::of(loaded.template()?).filter(|_| channels.is_none() && (reasons || grammar.is_none()));
+        // A form has no room for reasoning, unless the prompt opens it. Where a tool may be called, the model may open it.
+        let reasoning = channels.is_none() && (reasons || tools.is_some() || grammar.is_none());
+        let marks = Marks::of(loaded.template()?).filter(|_| reasoning);
+        let grammar = match (grammar, marks) {
+            (Some(grammar), Some(marks)) => Some(grammar.after_reasoning(marks, reasons, loaded)?),
+            (grammar, _) => grammar,
+        };
         let parser = || match (&tools, channels) {
             (Some(tools), _) => Some(tools.parser()),
             (None, Some(format)) => Some(ToolParser::new(format, Vec::new(), 0)),
@@ -277,6 +281,11 @@ impl Completion for Chat {
     fn closing(&mut self, header: &Header, usage: Usage, include_usage: bool) -> Vec<ChatChunk> {
         include_usage.then(|| chunk(header, Vec::new(), Some(usage))).into_iter().collect()
     }
+}
+
+/// Whether the chat template has the variable `reasoning_effort`.
+pub(super) fn has_effort(loaded: &Loaded) -> bool {
+    loaded.template().is_ok_and(|template| template.mentions("reasoning_effort"))
 }
 
 /// The grammar of a form without tools. On channels, it is the answer that follows the form.

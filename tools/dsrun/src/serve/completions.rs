@@ -54,7 +54,7 @@ impl Completion for TextCompletion {
         request.model.as_deref()
     }
 
-    fn without_effect(request: &CompletionRequest) -> Vec<&'static str> {
+    fn without_effect(request: &CompletionRequest, _: &Loaded) -> Vec<&'static str> {
         request.without_effect()
     }
 

@@ -45,7 +45,7 @@ pub(super) trait Completion: Send + Sized + 'static {
     fn model(request: &Self::Request) -> Option<&str>;
 
     /// The given fields of a request that have no effect.
-    fn without_effect(request: &Self::Request) -> Vec<&'static str>;
+    fn without_effect(request: &Self::Request, loaded: &Loaded) -> Vec<&'static str>;
 
     /// Checks a request, and turns it into a job.
     ///
@@ -122,7 +122,7 @@ pub(super) async fn respond<C: Completion>(
 ) -> Result<Response, ApiError> {
     app.check_model(C::model(&request))?;
     RequestTrace::current().operation(C::OPERATION, &app.name);
-    let without_effect = C::without_effect(&request);
+    let without_effect = C::without_effect(&request, &loaded);
     if let Some(field) = without_effect.first() {
         if app.strict_fields {
             return Err(ApiError::field(*field, "has no effect here, which --strict-fields refuses"));

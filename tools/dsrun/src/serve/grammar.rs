@@ -1,16 +1,21 @@
 //! Structured output: JSON, a schema, a regular expression or a grammar, enforced token by token by llguidance.
 
+mod after_reasoning;
 pub(super) mod references;
+pub(super) mod schema;
 
 use super::{
     api::{ResponseFormat, Syntax},
     app::Loaded,
     error::ApiError,
+    reasoning::Marks,
 };
+use after_reasoning::{AfterReasoning, ReasoningTokens};
 use anyhow::Result;
 use dsrun_engine::{Constraint, ConstraintError};
 use dsrun_models::tokenizer::Tokenizer;
 use llguidance::{Matcher, ParserFactory, api::TopLevelGrammar};
+use schema::bounded;
 use serde_json::{Value, json};
 use std::{
     fmt,
@@ -19,13 +24,12 @@ use std::{
 };
 use toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 
-/// The whitespace allowed between the parts of JSON. Small models that may write any amount never stop.
-const WHITESPACE: &str = "[ \\n]{0,2}";
-
 /// The state that all grammars of a model share: its vocabulary as a trie.
 #[derive(Default)]
 pub(crate) struct Grammars {
     factory: OnceLock<Result<ParserFactory, String>>,
+    /// The tokens of reasoning, of a model that reasons.
+    reasoning: OnceLock<Arc<ReasoningTokens>>,
 }
 
 impl fmt::Debug for Grammars {
@@ -36,7 +40,9 @@ impl fmt::Debug for Grammars {
 
 /// A grammar that an answer has to follow.
 pub(crate) struct Grammar {
-    matcher: Matcher,
+    answer: GrammarConstraint,
+    /// The constraint on an answer with reasoning before it, if there may be some.
+    with_reasoning: Option<AfterReasoning<GrammarConstraint>>,
 }
 
 impl Grammar {
@@ -46,7 +52,7 @@ impl Grammar {
     /// If the format cannot be enforced.
     pub(crate) fn of(format: &ResponseFormat, loaded: &Loaded) -> Result<Option<Self>, ApiError> {
         check_references(format)?;
-        let json = |schema: &Value| TopLevelGrammar::from_json_schema(with_whitespace(schema));
+        let json = |schema: &Value| TopLevelGrammar::from_json_schema(bounded(schema));
         let grammar = match format {
             ResponseFormat::Text => return Ok(None),
             ResponseFormat::JsonObject => json(&json!({"type": "object"})),
@@ -81,27 +87,37 @@ impl Grammar {
             .map_err(|_| "this grammar cannot be enforced: the parser failed on it".to_owned())?;
         let matcher = Matcher::new(parser);
         match matcher.get_error() {
-            None => Ok(Self { matcher }),
+            None => Ok(Self { answer: GrammarConstraint { matcher }, with_reasoning: None }),
             Some(error) => Err(error),
         }
     }
 
+    /// The grammar of what follows the reasoning, which stands between these marks and is free. `open` says that the prompt ends
+    /// with the mark that opens it.
+    ///
+    /// # Errors
+    /// If the model has no tokenizer.
+    pub(crate) fn after_reasoning(
+        mut self,
+        marks: Marks,
+        open: bool,
+        loaded: &Loaded,
+    ) -> Result<Self, ApiError> {
+        let tokenizer = loaded.tokenizer()?;
+        let tokens = || Arc::new(ReasoningTokens::new(tokenizer, loaded.engine.stop_ids(), marks));
+        let tokens = loaded.grammars.reasoning.get_or_init(tokens).clone();
+        let answer = self.answer.clone();
+        self.with_reasoning = Some(AfterReasoning::new(marks, open, tokenizer.clone(), tokens, answer));
+        Ok(self)
+    }
+
     /// A constraint that enforces the grammar on one answer.
     pub(crate) fn constraint(&self) -> Box<dyn Constraint> {
-        Box::new(GrammarConstraint { matcher: self.matcher.deep_clone() })
-    }
-}
-
-/// A schema that bounds the whitespace between the parts of JSON.
-fn with_whitespace(schema: &Value) -> Value {
-    let mut schema = schema.clone();
-    if let Some(object) = schema.as_object_mut() {
-        let guidance = object.entry("x-guidance").or_insert_with(|| json!({}));
-        if let Some(guidance) = guidance.as_object_mut() {
-            guidance.entry("whitespace_pattern").or_insert_with(|| WHITESPACE.into());
+        match &self.with_reasoning {
+            Some(constraint) => constraint.clone_box(),
+            None => self.answer.clone_box(),
         }
     }
-    schema
 }
 
 /// Checks the references of a format's schema, if it has one.
@@ -117,7 +133,7 @@ fn check_references(format: &ResponseFormat) -> Result<(), ApiError> {
 /// If the format is a grammar, which has rules of its own, or a reference of its schema leads back to itself.
 pub(super) fn rule(format: &ResponseFormat) -> Result<Option<String>, ApiError> {
     check_references(format)?;
-    let json = |schema: &Value| Ok(Some(format!("%json {}", with_whitespace(schema))));
+    let json = |schema: &Value| Ok(Some(format!("%json {}", bounded(schema))));
     match format {
         ResponseFormat::Text => Ok(None),
         ResponseFormat::JsonObject => json(&json!({"type": "object"})),
@@ -164,6 +180,12 @@ struct GrammarConstraint {
     matcher: Matcher,
 }
 
+impl Clone for GrammarConstraint {
+    fn clone(&self) -> Self {
+        Self { matcher: self.matcher.deep_clone() }
+    }
+}
+
 impl fmt::Debug for GrammarConstraint {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("GrammarConstraint")
@@ -199,6 +221,6 @@ impl Constraint for GrammarConstraint {
     }
 
     fn clone_box(&self) -> Box<dyn Constraint> {
-        Box::new(Self { matcher: self.matcher.deep_clone() })
+        Box::new(self.clone())
     }
 }

@@ -13,7 +13,7 @@ use super::{
     },
     app::{App, Loaded},
     body::read_json,
-    chat::{CallPiece, Chat},
+    chat::{CallPiece, Chat, has_effort},
     endpoint::{Completion, Header, complete},
     error::ApiError,
     generation::{Job, Piece},
@@ -134,11 +134,13 @@ impl Completion for Messages {
         Some(&request.model)
     }
 
-    fn without_effect(request: &MessagesRequest) -> Vec<&'static str> {
+    fn without_effect(request: &MessagesRequest, loaded: &Loaded) -> Vec<&'static str> {
+        let effort = request.output_config.as_ref().is_some_and(|config| config.effort.is_some());
         let given = [
             ("cache_control", request.cache_control.is_some()),
             ("context_management", request.context_management.is_some()),
             ("metadata", request.metadata.is_some()),
+            ("output_config.effort", effort && !has_effort(loaded)),
             ("service_tier", request.service_tier.is_some()),
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()

@@ -14,7 +14,7 @@ use super::{
     },
     app::{App, Loaded},
     body::read_json,
-    chat::{CallPiece, Chat, Content},
+    chat::{CallPiece, Chat, Content, has_effort},
     endpoint::{Completion, Header, respond},
     error::ApiError,
     events,
@@ -312,14 +312,16 @@ impl Completion for Responses {
         Some(&continued.request.model)
     }
 
-    fn without_effect(Continued { request, .. }: &Continued) -> Vec<&'static str> {
+    fn without_effect(Continued { request, .. }: &Continued, loaded: &Loaded) -> Vec<&'static str> {
         let searches = |tool: &ResponsesTool| matches!(tool, ResponsesTool::WebSearch {});
+        let effort = request.reasoning.as_ref().is_some_and(|reasoning| reasoning.effort.is_some());
         let given = [
             ("client_metadata", request.client_metadata.is_some()),
             ("include", request.include.as_ref().is_some_and(|include| !include.is_empty())),
             ("max_tool_calls", request.max_tool_calls.is_some()),
             ("prompt_cache_key", request.prompt_cache_key.is_some()),
             ("prompt_cache_retention", request.prompt_cache_retention.is_some()),
+            ("reasoning.effort", effort && !has_effort(loaded)),
             ("safety_identifier", request.safety_identifier.is_some()),
             ("service_tier", request.service_tier.is_some()),
             ("stream_options", request.stream_options.is_some()),

@@ -9,6 +9,7 @@ mod hostile;
 mod lifecycle;
 mod messages;
 mod model;
+mod reasoning;
 mod replicas;
 mod rerank;
 mod responses;

@@ -284,6 +284,13 @@ mod tests {
     #[case("<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1", vec![call("f", "{\"x\": 1")])]
     #[case("<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", vec![call("f", r#"{"x":1}"#)])]
     #[case("<tool_call>\n<function=g>\n<parameter=x>\n[1]\n</parameter>\n</function>\n</tool_call> Done.", vec![call("g", r#"{"x":[1]}"#), text(" Done.")])]
+    // Models forget the closing mark.
+    #[case("<tool_call>{\"name\": \"f\", \"arguments\": {}} Done.", vec![call("f", "{}"), text("Done.")])]
+    #[case(
+        "<tool_call>{\"name\": \"f\", \"arguments\": {}}\n<tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>",
+        vec![call("f", "{}"), call("g", "{}")]
+    )]
+    #[case("<tool_call>{\"name\": \"f\", \"arguments\": {}, \"id\": 1}</tool_call>", vec![call("f", "{}")])]
     #[case("<tool_call>nonsense</tool_call>", vec![text("<tool_call>nonsense</tool_call>")])]
     #[case("<tool_call>nonsense", vec![text("<tool_call>nonsense")])]
     #[case("a < b <tool", vec![text("a < b <tool")])]

@@ -80,13 +80,12 @@ async fn fields_without_effect_are_accepted_unless_fields_are_strict() {
         "skip_special_tokens": true,
         "spaces_between_special_tokens": true,
         "user": "u",
+        "reasoning_effort": "low",
     });
     let server = start().await;
     let plain = server.served(CHAT, &question("Hello", 4)).await;
     let with_fields = with(question("Hello", 4), fields.clone());
     assert_eq!(server.served(CHAT, &with_fields).await["choices"], plain["choices"]);
-    let effort = with(question("Hello", 4), json!({"reasoning_effort": "low"}));
-    assert_eq!(server.served(CHAT, &effort).await["choices"], plain["choices"]);
     let options = json!({"stream": true, "stream_options": {"include_usage": true, "include_obfuscation": false,
         "continuous_usage_stats": false}});
     assert!(!server.events(CHAT, &with(question("Hello", 4), options)).await.is_empty());
@@ -102,6 +101,8 @@ async fn fields_without_effect_are_accepted_unless_fields_are_strict() {
         assert_eq!(strict.refused(CHAT, &request).await.0, *name);
     }
     strict.served(CHAT, &question("Hello", 4)).await;
+    let effort = json!({"model": MODEL, "input": "Hello", "reasoning": {"effort": "low"}});
+    assert_eq!(strict.refused("/v1/responses", &effort).await.0, "reasoning.effort");
 }
 
 #[tokio::test(flavor = "multi_thread")]

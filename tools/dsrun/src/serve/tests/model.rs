@@ -26,8 +26,19 @@ pub(crate) fn tiny() -> TempDir {
     tiny_with(&[])
 }
 
+/// Writes a model whose answers end after some dozens of letters, if they are sampled, into a temporary folder.
+#[allow(dead_code, reason = "not every test binary that has this module needs it")]
+pub(crate) fn tiny_that_ends() -> TempDir {
+    written(&[], true)
+}
+
 /// Writes a model with further control tokens, from token 259 on, into a temporary folder.
 pub(crate) fn tiny_with(further: &[&str]) -> TempDir {
+    written(further, false)
+}
+
+/// Writes a model with further control tokens; `ends` makes the token that ends answers as likely as a letter.
+fn written(further: &[&str], ends: bool) -> TempDir {
     let special: Vec<&str> = SPECIAL.iter().chain(further).copied().collect();
     // A token for each byte, then the control tokens.
     let size = 256 + special.len();
@@ -91,7 +102,7 @@ pub(crate) fn tiny_with(further: &[&str]) -> TempDir {
             "chat_template": TEMPLATE,
         }),
     );
-    write_weights(&folder.path().join("model.safetensors"), size);
+    write_weights(&folder.path().join("model.safetensors"), size, ends);
     folder
 }
 
@@ -107,7 +118,7 @@ fn alphabet() -> Vec<String> {
     (0..=255).map(character).collect()
 }
 
-fn write_weights(path: &Path, vocabulary: usize) {
+fn write_weights(path: &Path, vocabulary: usize, ends: bool) {
     let key_width = WIDTH / 2;
     let mut tensors = vec![
         ("model.embed_tokens.weight".to_owned(), vec![vocabulary, WIDTH]),
@@ -139,7 +150,8 @@ fn write_weights(path: &Path, vocabulary: usize) {
                 name if name.ends_with("norm.weight") => 1.0,
                 // Letters and spaces are likelier than other bytes, and control tokens are rare, so that answers are mostly
                 // text.
-                "lm_head.weight" if index / WIDTH >= 256 => 0.0,
+                "lm_head.weight" if index / WIDTH >= 256 && !(ends && index / WIDTH == END as usize) => 0.0,
+                "lm_head.weight" if index / WIDTH >= 256 => even * 1.5,
                 "lm_head.weight" if !is_text(index / WIDTH) => even * 0.5,
                 _ => even * 1.5,
             };

@@ -264,29 +264,6 @@ async fn a_template_without_tools_gets_them_described() {
     server.served(CHAT, &further).await;
 }
 
-/// A template that opens reasoning, as those of some reasoning models do.
-const REASONS: &str = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n{# </think> #}";
-
-#[tokio::test(flavor = "multi_thread")]
-async fn reasoning_is_split_from_the_answer() {
-    let server = start_with(Setup { template: Some(REASONS), ..Setup::default() }).await;
-    let answer = server.served(CHAT, &question("x", 30)).await;
-    let message = &answer["choices"][0]["message"];
-    assert_eq!(message["content"], "");
-    let reasoning = message["reasoning_content"].as_str().expect("the reasoning has no end");
-    let events = server.events(CHAT, &with(question("x", 30), json!({"stream": true}))).await;
-    let streamed: String = events
-        .iter()
-        .filter_map(|event| event["choices"][0]["delta"]["reasoning_content"].as_str())
-        .collect();
-    assert_eq!(streamed, reasoning);
-    assert!(
-        start().await.served(CHAT, &question("x", 3)).await["choices"][0]["message"]
-            .get("reasoning_content")
-            .is_none()
-    );
-}
-
 /// The control tokens of gpt-oss, in the order of their ids from 259 on.
 const HARMONY: &[&str] =
     &["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"];

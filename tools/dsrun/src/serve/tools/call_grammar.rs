@@ -5,7 +5,7 @@ use super::{
     json_calls::{CLOSE, OPEN},
     named_calls::{CallMarks, DEEPSEEK, MISTRAL},
 };
-use crate::serve::api::chat::Function;
+use crate::serve::{api::chat::Function, grammar::schema::bounded};
 use serde_json::{Map, Value, json};
 
 /// Writes a mark as Lark does: as a control token if it is one, else as a text.
@@ -158,14 +158,14 @@ fn around_arguments(
     }
 }
 
-/// The schema of a function's arguments: an object, empty if the function has no parameters.
+/// The schema of a function's arguments: a bounded object, empty if the function has no parameters.
 fn arguments_schema(function: &Function) -> Value {
     let empty = || json!({"type": "object", "properties": {}, "additionalProperties": false});
     match &function.parameters {
         Some(Value::Object(schema)) if !schema.is_empty() => {
             let mut schema = schema.clone();
             schema.entry("type").or_insert_with(|| "object".into());
-            Value::Object(schema)
+            bounded(&Value::Object(schema))
         }
         _ => empty(),
     }
@@ -180,7 +180,7 @@ fn pythonic_call(call: &str, function: &Function) -> String {
         schema["required"].as_array().is_some_and(|names| names.iter().any(|other| other == name))
     };
     // References in the schema of an argument start at its root.
-    let definitions = ["$defs", "definitions"].map(|key| (key, schema.get(key)));
+    let definitions = ["$defs", "definitions", "x-guidance"].map(|key| (key, schema.get(key)));
     let mut rules = String::new();
     let last = properties.len();
     for (index, (name, property)) in properties.iter().enumerate() {

@@ -171,6 +171,7 @@ impl JsonCallParser {
             }
             // After calls, other text is for the reader.
             _ if self.calls > 0 && self.form != JsonCalls::Hermes => {
+                self.held.drain(..separators);
                 self.state = State::Outside;
                 true
             }
@@ -189,12 +190,22 @@ impl JsonCallParser {
     /// Skips what closes a call.
     fn tail(&mut self) -> bool {
         if self.form == JsonCalls::Hermes {
-            let Some(end) = self.held.find(CLOSE) else {
-                let kept = overlap(&self.held, CLOSE);
-                self.held.drain(..self.held.len() - kept);
+            let rest = self.held.trim_start_matches([' ', '\n', '\r', '\t', '}']);
+            let end = if self.held.trim_start().starts_with(',') {
+                // Further fields of the call.
+                let marks = [OPEN, CLOSE].map(|mark| self.held.find(mark));
+                let Some(end) = marks.into_iter().flatten().min() else { return false };
+                end
+            } else if CLOSE.starts_with(rest) && rest != CLOSE {
                 return false;
+            } else {
+                self.held.len() - rest.len()
             };
-            self.held.drain(..end + CLOSE.len());
+            self.held.drain(..end);
+            // Models forget the mark.
+            if self.held.starts_with(CLOSE) {
+                self.held.drain(..CLOSE.len());
+            }
             self.state = State::AfterCall;
             return true;
         }

@@ -100,7 +100,10 @@ impl NamedCallParser {
             State::Outside => self.outside(parts),
             State::Head => {
                 // The arguments are an object, and no name has a brace.
-                let Some(brace) = self.held.find('{') else { return self.not_a_call(parts) };
+                let marks = [self.marks.open].into_iter().chain(self.marks.close);
+                let mark = marks.filter_map(|mark| self.held.find(mark)).min();
+                let brace = self.held.find('{').filter(|brace| mark.is_none_or(|mark| *brace < mark));
+                let Some(brace) = brace else { return self.not_a_call(mark, parts) };
                 let head: String = self.held.drain(..brace).collect();
                 match name(&head, self.marks.separator) {
                     Some(name) => {
@@ -128,12 +131,13 @@ impl NamedCallParser {
             }
             State::Tail => {
                 let close = self.marks.close.unwrap_or_default();
-                let Some(end) = self.held.find(close) else {
-                    let kept = overlap(&self.held, close);
-                    self.held.drain(..self.held.len() - kept);
+                let rest = self.held.trim_start_matches([' ', '\n', '\r', '\t', '`']);
+                if close.starts_with(rest) && rest != close {
                     return false;
-                };
-                self.held.drain(..end + close.len());
+                }
+                // Models forget the mark.
+                let after = rest.strip_prefix(close).unwrap_or(rest).len();
+                self.held.drain(..self.held.len() - after);
                 self.state = State::Outside;
                 true
             }
@@ -167,10 +171,9 @@ impl NamedCallParser {
         true
     }
 
-    /// Gives the head of a call up that another mark interrupts.
-    fn not_a_call(&mut self, parts: &mut Vec<Part>) -> bool {
-        let mut marks = [self.marks.open].into_iter().chain(self.marks.close);
-        let Some(end) = marks.find_map(|mark| self.held.find(mark)) else { return false };
+    /// Gives the head of a call up that the mark at this place interrupts, if there is one.
+    fn not_a_call(&mut self, mark: Option<usize>, parts: &mut Vec<Part>) -> bool {
+        let Some(end) = mark else { return false };
         let head: String = self.held.drain(..end).collect();
         parts.push(Part::Text(format!("{}{head}", self.marks.open)));
         if let Some(close) = self.marks.close.filter(|close| self.held.starts_with(close)) {
@@ -246,6 +249,16 @@ mod tests {
         "<｜tool▁call▁begin｜>nonsense<｜tool▁call▁end｜> and on"
     )]
     #[case("a <｜tool", "a <｜tool")]
+    // The closing mark is forgotten.
+    #[case(
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}\n<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        "CALL f {}CALL g {}"
+    )]
+    #[case("<｜tool▁call▁begin｜>f<｜tool▁sep｜>{} Done.", "CALL f {}Done.")]
+    #[case(
+        "<｜tool▁call▁begin｜>no<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}",
+        "<｜tool▁call▁begin｜>noCALL f {}"
+    )]
     fn deepseek(#[case] answer: &str, #[case] expected: &str, #[values(1, 3, 1000)] size: usize) {
         assert_eq!(read(&DEEPSEEK, answer, size), expected);
     }

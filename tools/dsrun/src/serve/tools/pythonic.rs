@@ -63,13 +63,16 @@ impl PythonicParser {
 
     /// Returns the rest at the end of the text.
     pub(super) fn finish(&mut self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        while self.step(&mut parts) {}
         let held = std::mem::take(&mut self.held);
         match self.state {
             // A limit cuts the arguments off.
-            State::Argument { .. } => Vec::new(),
-            State::Name | State::After | State::End if self.calls > 0 => Vec::new(),
-            _ => Some(held).filter(|text| !text.is_empty()).map(Part::Text).into_iter().collect(),
+            State::Argument { .. } => {}
+            State::Name | State::After | State::End if self.calls > 0 => {}
+            _ => parts.extend(Some(held).filter(|text| !text.is_empty()).map(Part::Text)),
         }
+        parts
     }
 
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
@@ -388,6 +391,7 @@ mod tests {
     #[case("[1] is a list", "[1] is a list")]
     #[case("[unknown(x=1)]", "[unknown(x=1)]")]
     #[case("[f", "[f")]
+    #[case("[f(this is prose", "CALL f {}this is prose")]
     #[case("[f(x=1", "CALL f {")]
     #[case("[f(x=1, ", r#"CALL f {"x": 1"#)]
     #[case("[f(x=1)", r#"CALL f {"x": 1}"#)]
