@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, builder::Fal
 const FOR_COMPARISON: [&str; 4] = ["no_fuse", "no_launch_ahead", "prompts_first", "no_graphs"];
 
 /// Flags that few need, which the commands for users list in `--help` but not in `-h`.
-const FOR_FEW: [&str; 23] = [
+const FOR_FEW: [&str; 26] = [
     "log",
     "kv_dtype",
     "exact",
@@ -15,6 +15,9 @@ const FOR_FEW: [&str; 23] = [
     "weights_in",
     "host_memory",
     "resident_layers",
+    "prefix_cache_host",
+    "prefix_cache",
+    "prefix_cache_size",
     "pp",
     "mesh",
     "stages",
