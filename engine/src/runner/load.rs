@@ -207,6 +207,9 @@ fn load_rank(
     Ok((Executor::new(plan, device, stream, resident, ring, shared, memory), table))
 }
 
+/// A store of pages, with the key of the empty prefix.
+type KeyedStore = (PageKey, Arc<PageStore>);
+
 /// Prepares to move pages of the KV cache to the host and back, if the options ask for it. The store of pages comes with the key of the
 /// empty prefix.
 fn make_mover(
@@ -214,7 +217,7 @@ fn make_mover(
     source: &dyn TensorSource,
     device: &dyn Device,
     resident: &Resident,
-) -> Result<(Option<PageMover>, Option<(PageKey, Arc<PageStore>)>)> {
+) -> Result<(Option<PageMover>, Option<KeyedStore>)> {
     let options = &plan.options;
     let mut caches = Vec::new();
     for (_, value) in plan.program().values_from(|origin| *origin == Origin::State) {
