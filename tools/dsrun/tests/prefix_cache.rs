@@ -16,7 +16,7 @@ use std::{
 };
 
 fn prompt() -> String {
-    "The sea was calm and the sky was blue, and the boat went on. ".repeat(6)
+    "The sea was calm and the sky was blue, and the boat went on. ".repeat(3)
 }
 
 /// A greedy answer with a prefix cache in this folder, if there is one.
@@ -73,7 +73,7 @@ fn a_run_that_is_killed_leaves_nothing_that_harms() {
     let folder = tempfile::tempdir().unwrap();
     let expected = generate(None).out;
     let mut killed = Command::new(cargo_bin!("dsrun"))
-        .args(["generate", "--raw", "-n", "400", "--temperature", "0", "--model"])
+        .args(["generate", "--raw", "-n", "20", "--temperature", "0", "--model"])
         .arg(tiny())
         .arg("--prefix-cache")
         .arg(folder.path())
