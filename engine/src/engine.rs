@@ -2,7 +2,7 @@
 
 use crate::{
     error::{EngineError, Result},
-    memory::{MemoryPlan, available_host_memory},
+    memory::{Bytes, MemoryPlan, available_host_memory},
     plan::{DraftPlan, EnginePlan},
     request::{EmbeddingRequest, Request, RequestId, RequestIds, RequestLimits, TokenEvent},
     runner::Runner,
@@ -76,6 +76,11 @@ impl EnginePlan {
             None => Ok(()),
             Some((missing, plan)) => Err(EngineError::DoesNotFit { missing, plan: Box::new(plan.clone()) }),
         };
+        let prefixes = self.options.prefix_store.host_bytes;
+        if let Some(available) = available_host_memory().filter(|available| prefixes > *available) {
+            let rule = format!("must be at most the available host memory, {}", Bytes(available));
+            return Err(EngineError::option("prefix-cache-host", Bytes(prefixes), rule));
+        }
         let in_host =
             available.map_or(Ok(()), |available| Err(EngineError::HostMemory { needed, available }));
         let fits = fits.and(in_host);

@@ -23,6 +23,8 @@ pub struct MemoryPlan {
     pub draft: Option<Box<Self>>,
     /// Host memory for the pages of requests that are pre-empted. Not part of the total.
     pub swap: u64,
+    /// Host memory for pages of the prefix cache. Not part of the total.
+    pub prefix_host: u64,
     /// Packed weights of streamed layers, which each step copies to the device. Not part of the total.
     pub streamed: u64,
     /// Host memory for streamed layers: those that are kept in it, and buffers for those that are read from disk. Not part of the
@@ -106,6 +108,9 @@ impl fmt::Display for MemoryPlan {
         }
         if self.swap > 0 {
             writeln!(f, "  {:width$} {:>10}", "host, for swapping", Bytes(self.swap).to_string())?;
+        }
+        if self.prefix_host > 0 {
+            writeln!(f, "  {:width$} {:>10}", "host, for prefixes", Bytes(self.prefix_host).to_string())?;
         }
         match self.available {
             Some(available) => {

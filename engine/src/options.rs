@@ -1,5 +1,6 @@
 //! The options of an engine.
 
+mod prefix_store;
 mod speculation;
 mod weights_in;
 
@@ -13,6 +14,7 @@ use crate::{
 };
 use dsrun_core::DType;
 use dsrun_models::config::DecoderConfig;
+pub use prefix_store::PrefixStore;
 pub use speculation::Speculation;
 use std::sync::Arc;
 pub use weights_in::WeightsIn;
@@ -81,6 +83,8 @@ pub struct EngineOptions {
     pub swap_tokens: usize,
     /// Whether the KV cache keeps prompts and answers for later requests with the same prefix, while there is room.
     pub prefix_cache: bool,
+    /// Where the prefix cache keeps pages outside the device; nowhere by default.
+    pub prefix_store: PrefixStore,
     /// Whether calls are fused into regions that the device has kernels for. Without it every primitive runs separately, for
     /// comparison.
     pub fuse: bool,
@@ -142,6 +146,7 @@ impl Default for EngineOptions {
             kv_tokens: None,
             swap_tokens: 0,
             prefix_cache: true,
+            prefix_store: PrefixStore::default(),
             fuse: true,
             launch_ahead: true,
             split_prompts: true,
@@ -169,6 +174,11 @@ impl EngineOptions {
     /// Pages of host memory for requests that are pre-empted.
     pub(crate) fn host_pages(&self) -> usize {
         self.swap_tokens / self.block_size
+    }
+
+    /// Whether pages of the KV cache move to the host and back.
+    pub(crate) fn moves_pages(&self) -> bool {
+        self.host_pages() > 0 || self.prefix_store.is_on()
     }
 
     /// The context, given the model's own limit.
@@ -212,6 +222,7 @@ impl EngineOptions {
             step_tokens: self.step_tokens.max(self.context(config.context)?),
             split_prompts: false,
             prefix_cache: false,
+            prefix_store: PrefixStore::default(),
             tune_step: false,
             kv_tokens: None,
             swap_tokens: 0,
@@ -244,6 +255,9 @@ impl EngineOptions {
         }
         if let Some(speculation) = self.speculation {
             speculation.validate()?;
+        }
+        if !self.prefix_cache {
+            self.prefix_store.refuse("needs the prefix cache, which is off")?;
         }
         self.pipeline.check()?;
         if let Some(policy) = &self.quantize {

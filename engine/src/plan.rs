@@ -10,6 +10,7 @@
 //! | `step_interface` | the names of a program's segments, inputs, outputs and states |
 //! | `calls` | descriptions of calls and weights for a device |
 //! | `layout` | the storage plan of a step |
+//! | `staged_pages` | pages of the KV cache on their way between the device and the host |
 //! | `memory`, `traffic` | bytes that are allocated, bytes and products of a step |
 //! | `stream` | layers whose weights stay in host memory or on disk and are copied to the device for each step |
 //! | `draft_plan`, `draft_vocabulary` | the memory and compatibility of a draft model |
@@ -34,6 +35,7 @@ mod mesh_programs;
 mod mesh_rank;
 mod plan_cache;
 mod programs;
+mod staged_pages;
 mod step_interface;
 mod stream;
 mod traffic;
@@ -53,11 +55,12 @@ use dsrun_core::{device::Device, program::Program};
 use dsrun_models::model::Model;
 pub(crate) use execution_context::{ExecutionContext, Resident, SharedMemory, ValueStorage};
 pub(crate) use layout::{InputLayout, Layout, SharedSizes};
-pub(crate) use memory::{cache_desc, page_bytes};
+pub(crate) use memory::cache_desc;
 pub(crate) use mesh_programs::mesh_programs;
 pub(crate) use mesh_rank::{MeshRank, MeshShape};
 pub(crate) use plan_cache::{PlanCache, plan_key};
 pub(crate) use programs::{DeviceNumbers, StepPrograms};
+pub(crate) use staged_pages::{PAGE_BATCH, STAGING_AREAS, StagedPages};
 use std::sync::Arc;
 pub(crate) use step_interface::{SegmentSet, StepInput, StepOutput, StepSegment, StepSize, StepState};
 pub(crate) use stream::{DiskReads, Identity, StreamPlan, WeightImages, WeightRing};

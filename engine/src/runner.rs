@@ -34,7 +34,7 @@ mod warm_up;
 
 use crate::{
     error::{EngineError, Result},
-    kv_cache::SwapSpace,
+    kv_cache::{PageMove, PageMover, StoreCounts},
     plan::EnginePlan,
     request::{EmbeddingRequest, Pooling, Request, RequestId, RequestLimits},
     schedule::{LaunchedStep, NewSequence, ScheduledStep, Sequence, SequenceKey},
@@ -57,9 +57,9 @@ use token_limits::TokenLimits;
 /// A model that is loaded on a device, and the requests that it serves.
 #[derive(Debug)]
 pub(crate) struct Runner {
-    /// Host memory for the pages of pre-empted requests. Declared first, so that it is dropped before the device memory that its
-    /// calls are bound to.
-    swap: Option<SwapSpace>,
+    /// Moves pages of the KV cache to the host and back, if the options ask for it. Declared first, so that it is dropped before the
+    /// device memory that its calls are bound to.
+    mover: Option<PageMover>,
     executor: Executor,
     requests: Requests,
     table: RequestTable,
@@ -185,6 +185,24 @@ impl Runner {
         Ok(())
     }
 
+    /// Enqueues the copies of pages that are to be kept outside the device.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub(crate) fn save_pages(&mut self) -> Result<()> {
+        let mut moves = Vec::new();
+        self.requests.scheduler_mut().save_pages(&mut moves);
+        self.move_pages(&moves)
+    }
+
+    /// Enqueues moves of pages.
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<()> {
+        match &mut self.mover {
+            Some(mover) => mover.run(self.executor.stream(), moves),
+            None => Ok(()),
+        }
+    }
+
     /// Cancels a request. Its pages can be reused at once: steps in flight may still write to them, but complete before any
     /// step that is launched later.
     pub(crate) fn cancel(&mut self, id: RequestId) {
@@ -250,6 +268,13 @@ impl Runner {
         statistics.preemptions = counts.preemptions;
         statistics.prompt_tokens = counts.prompt_tokens;
         statistics.prefix_hit_tokens = counts.prefix_hit_tokens;
+        [statistics.host_hit_tokens, statistics.folder_hit_tokens] = counts.loaded_tokens;
+        if let Some(store) = self.mover.as_ref().and_then(PageMover::store) {
+            let StoreCounts { host_bytes, written, damaged } = store.counts();
+            statistics.prefix_host_bytes = host_bytes;
+            statistics.pages_written = written;
+            statistics.pages_damaged = damaged;
+        }
         statistics.compiled_steps = self.executor.compiled_steps();
         statistics.streamed_bytes = self.executor.streamed_bytes();
         let disk = self.executor.disk();

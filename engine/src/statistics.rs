@@ -27,8 +27,18 @@ pub struct Statistics {
     pub cancelled: u64,
     /// Prompt tokens of the requests that have started.
     pub prompt_tokens: u64,
-    /// Prompt tokens that were found in the cache.
+    /// Prompt tokens that were found in the cache, on the device or outside it.
     pub prefix_hit_tokens: u64,
+    /// Tokens whose pages were loaded from host memory.
+    pub host_hit_tokens: u64,
+    /// Tokens whose pages were loaded from the folder of the prefix cache.
+    pub folder_hit_tokens: u64,
+    /// Bytes of pages that are kept in host memory for later requests.
+    pub prefix_host_bytes: u64,
+    /// Pages that were written to the folder of the prefix cache.
+    pub pages_written: u64,
+    /// Pages in the folder of the prefix cache that were damaged, and computed again.
+    pub pages_damaged: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
     /// Pre-emptions of requests.
@@ -64,6 +74,11 @@ impl Statistics {
             cancelled,
             prompt_tokens,
             prefix_hit_tokens,
+            host_hit_tokens,
+            folder_hit_tokens,
+            prefix_host_bytes,
+            pages_written,
+            pages_damaged,
             generated_tokens,
             preemptions,
             proposed_tokens,
@@ -85,6 +100,11 @@ impl Statistics {
         self.cancelled += cancelled;
         self.prompt_tokens += prompt_tokens;
         self.prefix_hit_tokens += prefix_hit_tokens;
+        self.host_hit_tokens += host_hit_tokens;
+        self.folder_hit_tokens += folder_hit_tokens;
+        self.prefix_host_bytes += prefix_host_bytes;
+        self.pages_written += pages_written;
+        self.pages_damaged += pages_damaged;
         self.generated_tokens += generated_tokens;
         self.preemptions += preemptions;
         self.proposed_tokens += proposed_tokens;

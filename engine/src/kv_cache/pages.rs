@@ -7,6 +7,7 @@
 //! Sequences never write to a full page, so a shared page never changes and is never copied. Work is enqueued in order on one
 //! stream, so a released page can be handed out at once: steps in flight write to it before any step that is launched later.
 
+use super::page_key::PageKey;
 use std::{
     collections::{HashMap, hash_map::RandomState},
     hash::BuildHasher,
@@ -14,14 +15,23 @@ use std::{
 
 /// The identity of a page: it stands for the tokens of the page and all tokens before them. Identities are never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Prefix(u64);
+pub(crate) struct Prefix {
+    id: u64,
+    /// What the store of pages knows it by, if there is a store.
+    key: Option<PageKey>,
+}
 
 impl Prefix {
     /// The identity of the empty prefix of requests without a salt.
-    pub(crate) const EMPTY: Self = Self(0);
+    pub(crate) const EMPTY: Self = Self { id: 0, key: None };
 
     /// The bit that marks the root prefix of a salted request; identities of pages are counted from 1.
     const SALTED: u64 = 1 << 63;
+
+    /// What the store of pages knows the prefix by, if there is a store.
+    pub(crate) fn key(&self) -> Option<PageKey> {
+        self.key
+    }
 }
 
 /// The end of a linked list of pages.
@@ -45,6 +55,11 @@ pub(crate) struct PagePool {
     hasher: RandomState,
     next: u64,
     keep: bool,
+    /// The key of the empty prefix in the store of pages, if there is a store.
+    model: Option<PageKey>,
+    /// Pages that got an identity, and pages that lost it, since they were last taken; only if there is a store.
+    filled: Vec<(i32, PageKey)>,
+    evicted: Vec<(i32, PageKey)>,
 }
 
 #[derive(Clone, Debug)]
@@ -60,8 +75,9 @@ struct Page {
 }
 
 impl PagePool {
-    /// A pool of `total` free pages. `keep` says whether pages keep their prefixes for later requests.
-    pub(crate) fn new(total: usize, block_size: usize, keep: bool) -> Self {
+    /// A pool of `total` free pages. `keep` says whether pages keep their prefixes for later requests, `model` is the key of the empty
+    /// prefix in the store of pages, if there is a store.
+    pub(crate) fn new(total: usize, block_size: usize, keep: bool, model: Option<PageKey>) -> Self {
         let total = total.min(i32::MAX as usize);
         let page = Page {
             holders: 0,
@@ -84,13 +100,18 @@ impl PagePool {
             hasher: RandomState::new(),
             next: 1,
             keep,
+            model,
+            filled: Vec::new(),
+            evicted: Vec::new(),
         }
     }
 
     /// The root prefix for a salt, or for no salt. Requests with different roots never share pages. A client cannot choose salts
     /// that collide, because the hash key is random.
     pub(crate) fn root(&self, salt: Option<&str>) -> Prefix {
-        salt.map_or(Prefix::EMPTY, |salt| Prefix(self.hasher.hash_one(salt) | Prefix::SALTED))
+        let id = salt.map_or(0, |salt| self.hasher.hash_one(salt) | Prefix::SALTED);
+        let key = self.model.map(|model| salt.map_or(model, |salt| model.salted(salt)));
+        Prefix { id, key }
     }
 
     /// The number of pages.
@@ -123,7 +144,9 @@ impl PagePool {
                     return None;
                 }
                 self.unlink(page);
-                self.forget(page);
+                if let Some(key) = self.forget(page).key {
+                    self.evicted.push((page as i32, key));
+                }
                 page
             }
         };
@@ -171,6 +194,16 @@ impl PagePool {
     /// Gives a full page the identity of its tokens after the prefix `follows`. If another page has the same tokens and prefix,
     /// its identity is returned.
     pub(crate) fn identify(&mut self, page: i32, follows: Prefix, tokens: &[i32]) -> Prefix {
+        let before = self.next;
+        let prefix = self.identify_stored(page, follows, tokens);
+        if let (true, Some(key)) = (self.next > before, prefix.key) {
+            self.filled.push((page, key));
+        }
+        prefix
+    }
+
+    /// Same as [`Self::identify`], for a page that comes from the store.
+    pub(crate) fn identify_stored(&mut self, page: i32, follows: Prefix, tokens: &[i32]) -> Prefix {
         if !self.keep {
             return Prefix::EMPTY;
         }
@@ -178,7 +211,7 @@ impl PagePool {
             return prefix;
         }
         let hash = self.hash(follows, tokens);
-        let prefix = Prefix(self.next);
+        let prefix = Prefix { id: self.next, key: follows.key.map(|key| key.after(tokens)) };
         self.next += 1;
         let page = page as u32;
         self.index.entry(hash).or_insert_with(|| {
@@ -192,8 +225,18 @@ impl PagePool {
         prefix
     }
 
+    /// Takes the pages that got an identity since the last call. They are full once the steps planned so far have run.
+    pub(crate) fn take_filled(&mut self) -> Vec<(i32, PageKey)> {
+        std::mem::take(&mut self.filled)
+    }
+
+    /// Takes the pages that lost their identity since the last call. Whoever took them has not written to them yet.
+    pub(crate) fn take_evicted(&mut self) -> Vec<(i32, PageKey)> {
+        std::mem::take(&mut self.evicted)
+    }
+
     fn hash(&self, follows: Prefix, tokens: &[i32]) -> u64 {
-        self.hasher.hash_one((follows, tokens))
+        self.hasher.hash_one((follows.id, tokens))
     }
 
     fn find(&self, follows: Prefix, tokens: &[i32]) -> Option<(u32, Prefix)> {
@@ -207,11 +250,11 @@ impl PagePool {
         same.then_some((page, entry.prefix))
     }
 
-    /// Removes the identity of a page.
-    fn forget(&mut self, page: u32) {
+    /// Removes the identity of a page, and returns it.
+    fn forget(&mut self, page: u32) -> Prefix {
         let entry = &mut self.pages[page as usize];
-        entry.prefix = Prefix::EMPTY;
         self.index.remove(&entry.hash);
+        std::mem::take(&mut entry.prefix)
     }
 
     /// Appends a page to the list of cached pages.
@@ -275,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_prefix_is_found_until_its_pages_are_needed_and_its_end_is_evicted_first() {
-        let mut pool = PagePool::new(4, BLOCK, true);
+        let mut pool = PagePool::new(4, BLOCK, true, None);
         let (a, shared) = hold(&mut pool, &[[1, 2], [3, 4], [5, 6]]).unwrap();
         assert_eq!((shared, pool.in_use()), (0, 3));
         let (b, shared) = hold(&mut pool, &[[1, 2], [3, 4]]).unwrap();
@@ -293,7 +336,7 @@ mod tests {
 
     #[test]
     fn equal_tokens_after_different_prefixes_are_different() {
-        let mut pool = PagePool::new(8, BLOCK, true);
+        let mut pool = PagePool::new(8, BLOCK, true, None);
         hold(&mut pool, &[[1, 2], [9, 9]]).unwrap();
         assert_eq!(hold(&mut pool, &[[3, 4], [9, 9]]).unwrap().1, 0);
         assert_eq!(hold(&mut pool, &[[9, 9]]).unwrap().1, 0);
@@ -301,7 +344,7 @@ mod tests {
 
     #[test]
     fn no_prefix_is_kept_if_prefixes_are_off() {
-        let mut pool = PagePool::new(4, BLOCK, false);
+        let mut pool = PagePool::new(4, BLOCK, false, None);
         let (pages, _) = hold(&mut pool, &[[1, 2], [3, 4]]).unwrap();
         pool.release(pages.into_iter());
         assert_eq!((pool.cached(), hold(&mut pool, &[[1, 2]]).unwrap().1), (0, 0));
@@ -313,7 +356,7 @@ mod tests {
             total in 1usize..12,
             steps in prop::collection::vec((prop::collection::vec(0i32..2, 1..5), any::<prop::sample::Index>(), any::<bool>()), 1..80),
         ) {
-            let mut pool = PagePool::new(total, BLOCK, true);
+            let mut pool = PagePool::new(total, BLOCK, true, None);
             let mut held: Vec<(Vec<i32>, Vec<[i32; BLOCK]>)> = Vec::new();
             for (tokens, which, release) in steps {
                 if release && !held.is_empty() {

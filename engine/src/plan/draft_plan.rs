@@ -3,7 +3,7 @@
 use super::{DraftPlan, EnginePlan, draft_vocabulary::check_vocabulary};
 use crate::{
     error::{EngineError, Result},
-    options::{EngineOptions, Speculation, WeightsIn},
+    options::{EngineOptions, PrefixStore, Speculation, WeightsIn},
 };
 use dsrun_core::device::Device;
 use dsrun_models::model::Model;
@@ -40,6 +40,7 @@ impl EnginePlan {
             tune_step: false,
             kv_tokens: None,
             swap_tokens: 0,
+            prefix_store: PrefixStore::default(),
             weights_in: WeightsIn::Device,
             ..options.clone()
         };

@@ -4,6 +4,7 @@ use super::{
     bucket::{Bucket, FixedSizes},
     calls::{is_activation, is_cache, state_bytes, weight_desc},
     layout::SharedSizes,
+    staged_pages::{STAGING_AREAS, StagedPages},
 };
 use crate::{error::Result, memory::MemoryPlan, options::EngineOptions};
 use dsrun_core::{
@@ -33,6 +34,8 @@ pub(crate) fn count_memory(
         ..MemoryPlan::default()
     };
     let host_pages = options.host_pages();
+    let mut pages = Vec::new();
+    memory.prefix_host = options.prefix_store.host_bytes;
     for value in &program.values {
         match (&value.origin, &value.value_type) {
             (Origin::Weight(_), OperandType::Weight(weight)) => {
@@ -46,7 +49,9 @@ pub(crate) fn count_memory(
                 let bytes = state_bytes(value, limits, fixed)? as u64;
                 if is_cache(value) {
                     memory.kv_cache += bytes;
-                    memory.swap += (page_bytes(&cache_desc(value, limits, fixed)?)? * host_pages) as u64;
+                    let page = page_bytes(&cache_desc(value, limits, fixed)?)?;
+                    memory.swap += (page * host_pages) as u64;
+                    pages.push(page);
                 } else if is_activation(value) {
                     memory.activations += bytes;
                 } else {
@@ -55,6 +60,9 @@ pub(crate) fn count_memory(
             }
             _ => {}
         }
+    }
+    if options.moves_pages() {
+        memory.workspace += (STAGING_AREAS * StagedPages::new(pages).bytes()) as u64;
     }
     Ok(memory)
 }

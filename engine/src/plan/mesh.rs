@@ -85,6 +85,7 @@ impl EnginePlan {
             let rule = "must be 0 while the model is split over several devices";
             return Err(EngineError::option("swap-tokens", options.swap_tokens, rule));
         }
+        options.prefix_store.refuse("is not possible while the model is split over several devices")?;
         let own = RanksOfProcess {
             ranks: devices.len(),
             host: devices.iter().any(|device| device.properties().unified_memory),

@@ -38,6 +38,8 @@ impl Runner {
         let pages = self.requests.scheduler_mut().pages_mut().take_many(tokens.div_ceil(block));
         let context = self.requests.scheduler().pages().total() * block;
         let pages = pages.ok_or(EngineError::PromptTooLong { tokens, context })?;
+        // Before these pages are written to.
+        self.save_pages()?;
         let done = work(self, &pages);
         self.requests.scheduler_mut().pages_mut().release(pages.into_iter());
         done

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     error::{EngineError, Result},
-    kv_cache::SwapSpace,
+    kv_cache::{PageFolder, PageKey, PageLane, PageMover, PageStore, SwapSpace},
+    options::PrefixStore,
     plan::{
         EnginePlan, FollowerPlan, Identity, MeshRank, PlanCache, Resident, SharedMemory, StepState,
         WeightImages, WeightRing, cache_desc, is_cache, state_bytes, weight_desc,
@@ -23,7 +24,7 @@ use crate::{
     statistics::Statistics,
 };
 use dsrun_core::{
-    Code, Error, WeightFormat, WeightReader,
+    Code, Error, TensorDesc, WeightFormat, WeightReader,
     device::{BufferSlice, Device, MemoryKind, Stream},
     op::OperandType,
     program::Origin,
@@ -36,6 +37,8 @@ use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 
 /// The time after which loading the weights is considered hung.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+/// Bytes of a row of a tensor that are part of the identity of pages.
+const SAMPLE: usize = 4096;
 
 impl Runner {
     /// Loads the ranks of this process, and runs the commands of process 0 on them until it drops its engine.
@@ -90,9 +93,10 @@ impl Runner {
             micro_batches: EnginePlan::micro_batches(&plan.options),
         };
         let depth = EnginePlan::steps_in_flight(&plan.options);
+        let (mover, store) = make_mover(plan, &**model.weights(), &*device, executor.resident())?;
         let mut runner = Self {
-            swap: allocate_swap(plan, &*device, executor.resident())?,
-            requests: Requests::new(Scheduler::new(capacity), stop_ids, vocabulary),
+            mover,
+            requests: Requests::new(Scheduler::with_store(capacity, store), stop_ids, vocabulary),
             table,
             token_limits: TokenLimits::new(plan.fixed.requests, vocabulary),
             readback: Readback::new(&*device, plan.limits.rows, depth)?,
@@ -183,7 +187,8 @@ fn load_rank(
     let source = &**model.weights();
     let mut images = None;
     if let Some(streamed) = &plan.stream {
-        let identity = || packed_identity(&plan, source, &*device);
+        let identity =
+            || weights_identity(&plan, source, &*device, ("weights-in", plan.options.weights_in.to_string()));
         images = Some(WeightImages::new(streamed, &identity, &*device)?);
     }
     load_weights(&plan, source, &*device, &mut *stream, &mut resident, images.as_mut(), progress)?;
@@ -202,29 +207,94 @@ fn load_rank(
     Ok((Executor::new(plan, device, stream, resident, ring, shared, memory), table))
 }
 
-/// Allocates host memory for the pages of pre-empted requests, if the options ask for it.
-fn allocate_swap(plan: &EnginePlan, device: &dyn Device, resident: &Resident) -> Result<Option<SwapSpace>> {
-    let host_pages = plan.options.host_pages();
-    if host_pages == 0 {
-        return Ok(None);
-    }
+/// A store of pages, with the key of the empty prefix.
+type KeyedStore = (PageKey, Arc<PageStore>);
+
+/// Prepares to move pages of the KV cache to the host and back, if the options ask for it. The store of pages comes with the key of the
+/// empty prefix.
+fn make_mover(
+    plan: &EnginePlan,
+    source: &dyn TensorSource,
+    device: &dyn Device,
+    resident: &Resident,
+) -> Result<(Option<PageMover>, Option<KeyedStore>)> {
+    let options = &plan.options;
     let mut caches = Vec::new();
     for (_, value) in plan.program().values_from(|origin| *origin == Origin::State) {
         if let Some(memory) = resident.tensors.get(&value.name).filter(|_| is_cache(value)) {
             caches.push((cache_desc(value, plan.limits, plan.fixed)?, memory.clone()));
         }
     }
-    Ok(Some(SwapSpace::new(device, &mut PlanCache::default(), &caches, host_pages)?))
+    if !options.moves_pages() || caches.is_empty() {
+        return Ok((None, None));
+    }
+    let lane = PageLane::new(device, &mut PlanCache::default(), &caches)?;
+    let swap = match options.host_pages() {
+        0 => None,
+        host_pages => Some(SwapSpace::new(device, &lane, host_pages)?),
+    };
+    let mut store = None;
+    if options.prefix_store.is_on() {
+        let PrefixStore { host_bytes, folder, folder_bytes } = &options.prefix_store;
+        let page_bytes = lane.layout().page_bytes();
+        let model = PageKey::root(match folder {
+            Some(_) => page_identity(plan, source, device, &caches)?.hash(),
+            // Host memory keeps pages of this engine only.
+            None => [0; 32],
+        });
+        let open = |folder| PageFolder::open(folder, &model, page_bytes, *folder_bytes);
+        let folder = folder.as_deref().map(open).transpose()?;
+        store = Some((model, Arc::new(PageStore::start(page_bytes, *host_bytes, folder)?)));
+    }
+    let shared = store.as_ref().map(|(_, store)| store.clone());
+    Ok((Some(PageMover::new(device, lane, swap, shared)?), store))
 }
 
-/// The identity of a rank's packed weights: the same for each start with the same model, backend and options, and for no other.
+/// The identity of pages of the KV cache: what keys and values depend on besides tokens.
 ///
 /// # Errors
 /// If the source cannot tell when its tensors change.
-fn packed_identity(plan: &EnginePlan, source: &dyn TensorSource, device: &dyn Device) -> Result<Identity> {
+fn page_identity(
+    plan: &EnginePlan,
+    source: &dyn TensorSource,
+    device: &dyn Device,
+    caches: &[(TensorDesc, BufferSlice)],
+) -> Result<Identity> {
+    let mut identity = weights_identity(plan, source, device, plan.options.prefix_store.option())?;
+    identity.add("pages of the KV cache");
+    // A file may be replaced by one of the same length and time of change, so some of each tensor is part of it.
+    for name in source.names() {
+        let rows = source.tensor_type(name).map_or(0, |weight| weight.rows());
+        for row in [0, rows / 2].into_iter().filter(|row| *row < rows) {
+            let bytes = source.rows(name, row, 1)?;
+            identity.add_bytes(&bytes[..bytes.len().min(SAMPLE)]);
+        }
+        source.release(name);
+    }
+    for node in &plan.program().nodes {
+        identity.add(&format!("{:?}", node.call));
+    }
+    for (cache, _) in caches {
+        // The number of pages depends on the memory; what is in a page does not.
+        identity.add(&format!("{:?} {:?}", cache.dtype, &cache.shape[1..]));
+    }
+    Ok(identity)
+}
+
+/// The identity of a rank's packed weights: the same for each start with the same model, backend and options, and for no other.
+/// `option` is the one that needs it, and its value.
+///
+/// # Errors
+/// If the source cannot tell when its tensors change.
+fn weights_identity(
+    plan: &EnginePlan,
+    source: &dyn TensorSource,
+    device: &dyn Device,
+    (option, value): (&'static str, String),
+) -> Result<Identity> {
     let fingerprint = source.fingerprint().ok_or_else(|| {
         let rule = format!("is not possible: nothing tells when the tensors of {} change", source.describe());
-        EngineError::option("weights-in", &plan.options.weights_in, rule)
+        EngineError::option(option, value, rule)
     })?;
     let mut identity = Identity::new(&device.properties().name, &fingerprint);
     for (_, value) in plan.program().values_from(|origin| matches!(origin, Origin::Weight(_))) {

@@ -130,12 +130,20 @@ impl Runner {
 
     /// Schedules and enqueues the next step. Returns whether there was anything to run.
     fn launch(&mut self) -> Result<bool> {
-        let start = Instant::now();
-        let mut scheduled = std::mem::take(&mut self.scheduled);
-        self.requests.scheduler_mut().plan(&mut scheduled);
-        let launched = self.launch_scheduled(&scheduled, start);
-        self.scheduled = scheduled;
-        launched
+        loop {
+            let start = Instant::now();
+            let mut scheduled = std::mem::take(&mut self.scheduled);
+            self.requests.scheduler_mut().plan(&mut scheduled);
+            let launched = self.launch_scheduled(&scheduled, start);
+            self.scheduled = scheduled;
+            if launched? {
+                return Ok(true);
+            }
+            // If there is nothing else to do, wait for pages that the next request is to reuse.
+            if !(self.in_flight.is_empty() && self.requests.scheduler_mut().wait_for_pages()) {
+                return Ok(false);
+            }
+        }
     }
 
     fn launch_scheduled(&mut self, scheduled: &ScheduledStep, start: Instant) -> Result<bool> {
@@ -206,11 +214,9 @@ impl Runner {
         sent
     }
 
-    /// Swaps pages and updates the request table, as a scheduled step requires.
+    /// Moves pages and updates the request table, as a scheduled step requires.
     fn apply_changes(&mut self, scheduled: &ScheduledStep) -> Result<()> {
-        if let Some(swap) = &mut self.swap {
-            swap.swap(self.executor.stream(), &scheduled.swap_out, &scheduled.swap_in)?;
-        }
+        self.move_pages(&scheduled.moves)?;
         for (key, length) in &scheduled.placed {
             let sequence = self.requests.scheduler().get(*key);
             let Some(sequence) = sequence.filter(|sequence| sequence.runs()) else { continue };
@@ -338,6 +344,10 @@ impl Runner {
             self.statistics.finished += 1;
         }
         self.statistics.generated_tokens += events.len() as u64;
+        if self.is_idle() {
+            // No step follows that would do so.
+            self.save_pages()?;
+        }
         self.count();
         self.record_phase(Phase::Deliver, start);
         Ok(events)

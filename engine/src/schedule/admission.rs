@@ -3,8 +3,9 @@
 use super::{
     scheduled_step::ScheduledStep,
     scheduler::{Scheduler, SequenceKey},
-    sequence::{Sequence, SequenceState},
+    sequence::{Sequence, SequenceState, StoredPrefix},
 };
+use crate::kv_cache::PageMove;
 
 impl<T> Scheduler<T> {
     /// Starts the first waiting sequences.
@@ -38,6 +39,11 @@ impl<T> Scheduler<T> {
                 reserved -= self.get(last).map_or(0, needed_next).min(reserved);
                 self.preempt_last(step);
             }
+            if !self.load_prefix(key, step) {
+                // Later sequences wait as well, so that they do not take the pages that it needs.
+                self.drop_prefix(key);
+                return;
+            }
             self.waiting.remove(&order);
             reserved += self.start(key, step);
         }
@@ -62,12 +68,16 @@ impl<T> Scheduler<T> {
             self.counts.prefix_hit_tokens += sequence.computed as u64;
             sequence.reused = sequence.computed;
         }
-        for host_page in sequence.host_pages.drain(..) {
-            // `has_room` has counted these pages, so there is one.
-            let Some(page) = self.pages.take() else { break };
-            sequence.pages.push(page);
-            step.swap_in.push((host_page, page));
-        }
+        let host_pages = std::mem::take(&mut sequence.host_pages);
+        // `has_room` has counted these pages, so they are there.
+        let pages = self.pages.take_many(host_pages.len()).unwrap_or_default();
+        sequence.pages.extend(&pages);
+        self.save_evicted(&mut step.moves);
+        step.moves
+            .extend(host_pages.iter().zip(pages).map(|(host_page, page)| PageMove::SwapIn(*host_page, page)));
+        // Moves happen in order, so these can be written to again.
+        self.host_pages.extend(host_pages);
+        let Some(sequence) = self.get(key) else { return 0 };
         let needed = sequence.missing_pages(self.capacity.block_size);
         let order = sequence.order();
         step.placed.push((key, sequence.computed));
@@ -100,6 +110,7 @@ impl<T> Scheduler<T> {
         self.preemptible = last;
         let Some(sequence) = self.sequences[key.index as usize].as_mut() else { return };
         sequence.state = SequenceState::Waiting;
+        sequence.stored = StoredPrefix::Unknown;
         self.slots.push(sequence.slot);
         self.active -= 1;
         self.counts.preemptions += 1;
@@ -107,7 +118,8 @@ impl<T> Scheduler<T> {
         if used > 0 && used <= self.host_pages.len() {
             let free = self.host_pages.len() - used;
             sequence.host_pages.extend(self.host_pages.drain(free..));
-            step.swap_out.extend(sequence.pages.iter().copied().zip(sequence.host_pages.iter().copied()));
+            let pairs = sequence.pages.iter().zip(&sequence.host_pages);
+            step.moves.extend(pairs.map(|(page, host_page)| PageMove::SwapOut(*page, *host_page)));
             self.pages.release(sequence.pages.drain(..));
         } else {
             sequence.restart(&mut self.pages);

@@ -1,6 +1,7 @@
 //! A scheduled step: the sequences that take part, and the changes to make before it.
 
 use super::SequenceKey;
+use crate::kv_cache::PageMove;
 
 /// A sequence's part in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,20 +36,17 @@ pub(crate) struct ScheduledStep {
     pub(crate) placed: Vec<(SequenceKey, usize)>,
     /// Sequences that got new pages, with the index of the first new page. Entries of sequences that no longer run are stale.
     pub(crate) grown: Vec<(SequenceKey, usize)>,
-    /// Pages to copy to host memory, before anything else.
-    pub(crate) swap_out: Vec<(i32, u32)>,
-    /// Pages to copy back from host memory, after that.
-    pub(crate) swap_in: Vec<(u32, i32)>,
+    /// Pages to copy to and from the host before the step, in this order.
+    pub(crate) moves: Vec<PageMove>,
 }
 
 impl ScheduledStep {
     pub(super) fn clear(&mut self) {
-        let Self { sequences, tokens, placed, grown, swap_out, swap_in } = self;
+        let Self { sequences, tokens, placed, grown, moves } = self;
         sequences.clear();
         *tokens = 0;
         placed.clear();
         grown.clear();
-        swap_out.clear();
-        swap_in.clear();
+        moves.clear();
     }
 }

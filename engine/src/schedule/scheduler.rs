@@ -4,8 +4,8 @@ use super::{
     scheduled_step::ScheduledStep,
     sequence::{Order, Sequence, SequenceState},
 };
-use crate::kv_cache::{PagePool, Prefix};
-use std::collections::BTreeMap;
+use crate::kv_cache::{PageKey, PageMove, PagePool, PageStore, Prefix, Tier};
+use std::{collections::BTreeMap, sync::Arc};
 
 /// The resources that a scheduler hands out.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +68,8 @@ pub(crate) struct SchedulerCounts {
     pub(crate) prompt_tokens: u64,
     /// Prompt tokens that were found in the cache.
     pub(crate) prefix_hit_tokens: u64,
+    /// Tokens whose pages came from host memory, and from a folder.
+    pub(crate) loaded_tokens: [u64; 2],
 }
 
 /// Decides which sequences take part in each step.
@@ -75,6 +77,8 @@ pub(crate) struct SchedulerCounts {
 pub(crate) struct Scheduler<T> {
     pub(super) capacity: Capacity,
     pub(super) pages: PagePool,
+    /// Pages outside the device.
+    pub(super) store: Option<Arc<PageStore>>,
     /// Free pages of host memory.
     pub(super) host_pages: Vec<u32>,
     /// Free rows of the request table.
@@ -100,9 +104,16 @@ pub(crate) struct Scheduler<T> {
 impl<T> Scheduler<T> {
     /// A scheduler that hands out these resources.
     pub(crate) fn new(capacity: Capacity) -> Self {
+        Self::with_store(capacity, None)
+    }
+
+    /// A scheduler that also keeps pages in a store, which knows the empty prefix by this key.
+    pub(crate) fn with_store(capacity: Capacity, store: Option<(PageKey, Arc<PageStore>)>) -> Self {
+        let (model, store) = store.unzip();
         Self {
             capacity,
-            pages: PagePool::new(capacity.pages, capacity.block_size, capacity.keep_prefixes),
+            pages: PagePool::new(capacity.pages, capacity.block_size, capacity.keep_prefixes, model),
+            store,
             host_pages: (0..capacity.host_pages as u32).collect(),
             slots: (0..capacity.slots).rev().collect(),
             sequences: Vec::new(),
@@ -251,6 +262,7 @@ impl<T> Scheduler<T> {
     pub(crate) fn plan(&mut self, step: &mut ScheduledStep) {
         step.clear();
         self.step += 1;
+        self.save_pages(&mut step.moves);
         let Self { running, sequences, .. } = self;
         running.retain(|key| {
             let sequence = sequences[key.index as usize].as_ref();
@@ -270,8 +282,26 @@ impl<T> Scheduler<T> {
             }
             self.plan_drafts(step);
         }
-        // Pages are copied out before any is copied in, so host pages that are copied in must not be reused in the same step.
-        self.host_pages.extend(step.swap_in.iter().map(|(host_page, _)| host_page));
+        self.save_evicted(&mut step.moves);
+    }
+
+    /// Adds the copies of pages that are to be kept outside the device. All steps planned so far must be launched.
+    pub(crate) fn save_pages(&mut self, moves: &mut Vec<PageMove>) {
+        let filled = self.pages.take_filled();
+        self.save(filled, Tier::Folder, moves);
+        self.save_evicted(moves);
+    }
+
+    /// Adds the copies of pages that have just lost their prefix, which must precede what is written to these pages.
+    pub(super) fn save_evicted(&mut self, moves: &mut Vec<PageMove>) {
+        let evicted = self.pages.take_evicted();
+        self.save(evicted, Tier::Host, moves);
+    }
+
+    fn save(&self, pages: Vec<(i32, PageKey)>, tier: Tier, moves: &mut Vec<PageMove>) {
+        let Some(store) = &self.store else { return };
+        let lacking = pages.into_iter().filter(|(_, key)| store.lacks(key, tier));
+        moves.extend(lacking.map(|(page, key)| PageMove::Save(page, key, tier)));
     }
 
     /// The order of a sequence; last if it has ended.

@@ -1,7 +1,7 @@
 //! A sequence: the tokens of a request, and the resources that it holds.
 
 use super::NewSequence;
-use crate::kv_cache::{PagePool, Prefix};
+use crate::kv_cache::{Fetch, PagePool, Prefix};
 use std::cmp::Reverse;
 
 /// The order of sequences: the first runs first, the last is pre-empted first.
@@ -31,6 +31,17 @@ impl Order {
 pub(super) enum SequenceState {
     Waiting,
     Running,
+}
+
+/// What is known of pages of a sequence that are in the store of pages and not on the device.
+#[derive(Debug)]
+pub(super) enum StoredPrefix {
+    /// The store has not been asked.
+    Unknown,
+    /// Pages are on their way to the host, the first of them after this many tokens.
+    Fetching(usize, Fetch),
+    /// There are no more.
+    Exhausted,
 }
 
 /// A sequence that has not ended.
@@ -78,6 +89,7 @@ pub(crate) struct Sequence<T> {
     /// The number of its pages that have an identity, and the identity of the last of these.
     pub(super) identified: usize,
     pub(super) prefix: Prefix,
+    pub(super) stored: StoredPrefix,
     /// See [`NewSequence::root`].
     root: Prefix,
     /// Its pages in host memory while it is swapped out.
@@ -112,6 +124,7 @@ impl<T> Sequence<T> {
             identified: 0,
             root,
             prefix: root,
+            stored: StoredPrefix::Unknown,
             host_pages: Vec::new(),
         }
     }
@@ -168,6 +181,16 @@ impl<T> Sequence<T> {
         // The last token is always computed again, because its logits are needed; the host sends it.
         self.computed = self.computed.min(same).min(self.prompt.saturating_sub(1));
         self.device_has_last_token = false;
+    }
+
+    /// Whether its next page may be one that is already filled: all pages that it holds are full and identified, and it is not the
+    /// page of the last token.
+    pub(super) fn may_reuse(&self, block_size: usize) -> bool {
+        self.reuses_prefix
+            && self.host_pages.is_empty()
+            && self.computed == self.identified * block_size
+            && self.pages.len() == self.identified
+            && self.computed + block_size < self.tokens.len()
     }
 
     /// The number of pages it still needs for its tokens.

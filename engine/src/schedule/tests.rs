@@ -1,9 +1,11 @@
 //! Tests the scheduler against a simulated device, whose pages hold what was written to them in the order of launches.
 
+mod store;
+
 use super::{scheduler::SchedulerCounts, *};
-use crate::kv_cache::Prefix;
+use crate::kv_cache::{PageKey, PageMove, PageStore, Prefix, StoredPage};
 use proptest::{prelude::*, sample::Index};
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 /// The content of a page's slot: a hash of its token and all tokens before it.
 type Content = u64;
@@ -81,11 +83,20 @@ impl TestRequest {
     }
 }
 
+/// The key of the empty prefix in a store.
+fn model() -> PageKey {
+    PageKey::root([7; 32])
+}
+
 impl Simulation {
     fn new(capacity: Capacity) -> Self {
+        Self::with_store(capacity, None)
+    }
+
+    fn with_store(capacity: Capacity, store: Option<Arc<PageStore>>) -> Self {
         let page = vec![0; capacity.block_size];
         Self {
-            scheduler: Scheduler::new(capacity),
+            scheduler: Scheduler::with_store(capacity, store.map(|store| (model(), store))),
             pages: vec![page.clone(); capacity.pages],
             host_pages: vec![page; capacity.host_pages],
             table: vec![(Vec::new(), 0, 0); capacity.slots],
@@ -99,15 +110,41 @@ impl Simulation {
         self.pages[self.table[slot].0[position / block] as usize][position % block]
     }
 
+    /// Moves pages in their order.
+    fn move_pages(&mut self, moves: &[PageMove]) {
+        for page in moves {
+            match page {
+                PageMove::SwapOut(page, host_page) => {
+                    self.host_pages[*host_page as usize] = self.pages[*page as usize].clone();
+                }
+                PageMove::SwapIn(host_page, page) => {
+                    self.pages[*page as usize] = self.host_pages[*host_page as usize].clone();
+                }
+                PageMove::Save(page, key, tier) => {
+                    let bytes =
+                        self.pages[*page as usize].iter().flat_map(|slot| slot.to_le_bytes()).collect();
+                    let store = self.scheduler.store.as_ref().unwrap();
+                    store.save(vec![(*key, *tier)], Box::new(|| Ok(vec![Arc::new(bytes)])));
+                }
+                PageMove::Load(StoredPage { bytes, .. }, page) => {
+                    let slots = bytes.as_chunks().0.iter().map(|slot| Content::from_le_bytes(*slot));
+                    self.pages[*page as usize] = slots.collect();
+                }
+            }
+        }
+    }
+
     /// Plans a step and runs it without reporting its tokens. Returns whether there was one.
     fn launch(&mut self, requests: &[TestRequest]) -> bool {
-        self.scheduler.plan(&mut self.step);
         let capacity = self.scheduler.capacity();
-        for (page, host_page) in &self.step.swap_out {
-            self.host_pages[*host_page as usize] = self.pages[*page as usize].clone();
-        }
-        for (host_page, page) in &self.step.swap_in {
-            self.pages[*page as usize] = self.host_pages[*host_page as usize].clone();
+        loop {
+            self.scheduler.plan(&mut self.step);
+            let moves = std::mem::take(&mut self.step.moves);
+            self.move_pages(&moves);
+            let waits = self.step.sequences.is_empty() && self.in_flight.is_empty();
+            if !(waits && self.scheduler.wait_for_pages()) {
+                break;
+            }
         }
         for (key, length) in &self.step.placed {
             let Some(sequence) = self.scheduler.get(*key).filter(|sequence| sequence.runs()) else {
@@ -193,7 +230,15 @@ impl Simulation {
 }
 
 fn run(capacity: Capacity, requests: &[TestRequest]) -> SchedulerCounts {
-    let mut simulation = Simulation::new(capacity);
+    run_with_store(capacity, requests, None)
+}
+
+fn run_with_store(
+    capacity: Capacity,
+    requests: &[TestRequest],
+    store: Option<Arc<PageStore>>,
+) -> SchedulerCounts {
+    let mut simulation = Simulation::with_store(capacity, store);
     let mut answers: Vec<Vec<i32>> = vec![Vec::new(); requests.len()];
     let mut ended = vec![false; requests.len()];
     let mut keys = vec![None; requests.len()];
@@ -203,7 +248,9 @@ fn run(capacity: Capacity, requests: &[TestRequest]) -> SchedulerCounts {
     let depth = capacity.micro_batches.max(2);
     for step in 0..=depth * (longest + arrivals) {
         for (index, request) in requests.iter().enumerate().filter(|(_, request)| request.at == step) {
-            keys[index] = Some(simulation.scheduler.add(request.new_sequence(index)));
+            let root = simulation.scheduler.pages().root(None);
+            let new = NewSequence { root, ..request.new_sequence(index) };
+            keys[index] = Some(simulation.scheduler.add(new));
         }
         let mut cancel = |simulation: &mut Simulation, answers: &[Vec<i32>]| {
             for (index, request) in requests.iter().enumerate() {
@@ -239,6 +286,9 @@ fn run(capacity: Capacity, requests: &[TestRequest]) -> SchedulerCounts {
             break;
         }
     }
+    let mut moves = Vec::new();
+    simulation.scheduler.save_pages(&mut moves);
+    simulation.move_pages(&moves);
     for ((index, request), answer) in requests.iter().enumerate().zip(&answers) {
         assert!(ended[index], "request {index} is not finished: {request:?}");
         let expected = alone(&request.prompt, request.limit);

@@ -15,8 +15,8 @@ use crate::{
 use anyhow::{Context, Result, anyhow, bail};
 use dsrun_core::{Code, DType, WeightFormat, device::Device, registry::Registry};
 use dsrun_engine::{
-    Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, SamplingOptions, Speculation,
-    StreamForecast, calibrate, calibration_sequences, passes::quantize::Calibration,
+    Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, PrefixStore, SamplingOptions,
+    Speculation, StreamForecast, calibrate, calibration_sequences, passes::quantize::Calibration,
 };
 use dsrun_models::{
     fetch::{FetchError, FetchOptions, ModelFiles, resolve},
@@ -149,6 +149,13 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
         weights_in: arguments.weights_in.clone(),
         host_memory: arguments.host_memory.map(|size| size.0),
         resident_layers: arguments.resident_layers,
+        prefix_store: PrefixStore {
+            host_bytes: arguments.prefix_cache_host.map_or(0, |size| size.0),
+            folder: arguments.prefix_cache.clone(),
+            folder_bytes: arguments
+                .prefix_cache_size
+                .map_or(PrefixStore::DEFAULT_FOLDER_BYTES, |size| size.0),
+        },
         ..default
     }
 }

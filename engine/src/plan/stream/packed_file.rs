@@ -109,13 +109,23 @@ impl Identity {
 
     /// Adds a text that the bytes depend on.
     pub(crate) fn add(&mut self, text: &str) {
-        self.0.update((text.len() as u64).to_le_bytes());
-        self.0.update(text);
+        self.add_bytes(text.as_bytes());
+    }
+
+    /// Adds bytes that the bytes depend on.
+    pub(crate) fn add_bytes(&mut self, bytes: &[u8]) {
+        self.0.update((bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+
+    /// The hash.
+    pub(crate) fn hash(self) -> [u8; 32] {
+        self.0.finalize().into()
     }
 
     /// The name of the file.
     fn file_name(self) -> String {
-        let digits = self.0.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect::<String>();
+        let digits = self.hash().iter().take(12).map(|byte| format!("{byte:02x}")).collect::<String>();
         format!("{digits}.packed")
     }
 }

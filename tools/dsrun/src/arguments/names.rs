@@ -4,11 +4,11 @@ use super::Arguments;
 use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, builder::FalseyValueParser};
 
 /// Flags for comparing techniques, which the commands for users accept without listing them.
-const FOR_COMPARISON: [&str; 5] =
-    ["no_fuse", "no_launch_ahead", "prompts_first", "no_graphs", "micro_batches"];
+const FOR_COMPARISON: &[&str] =
+    &["no_fuse", "no_launch_ahead", "prompts_first", "no_graphs", "micro_batches"];
 
 /// Flags that few need, which the commands for users list in `--help` but not in `-h`.
-const FOR_FEW: [&str; 24] = [
+const FOR_FEW: &[&str] = &[
     "log",
     "trace",
     "kv_dtype",
@@ -17,6 +17,9 @@ const FOR_FEW: [&str; 24] = [
     "weights_in",
     "host_memory",
     "resident_layers",
+    "prefix_cache_host",
+    "prefix_cache",
+    "prefix_cache_size",
     "pp",
     "mesh",
     "stages",

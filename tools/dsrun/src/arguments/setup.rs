@@ -11,6 +11,7 @@ use dsrun_engine::{
     },
 };
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// The model, the engine and the devices, for all commands that run a model.
 #[derive(Debug, Args)]
@@ -253,6 +254,16 @@ pub(crate) struct EngineArguments {
     /// If weights are in host memory, the maximum number of layers that stay on the device; as many as fit if not given.
     #[arg(long, value_name = "COUNT")]
     pub(crate) resident_layers: Option<usize>,
+    /// Host memory for prefixes that the KV cache has no room for any more, so that prompts that begin with them are not computed
+    /// again. None if not given.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) prefix_cache_host: Option<MemorySize>,
+    /// A folder that keeps the KV cache of prompts and answers from run to run. Several processes may share it.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) prefix_cache: Option<PathBuf>,
+    /// The most bytes of files in the folder of --prefix-cache, 16GiB if not given. What was not used for longest is deleted first.
+    #[arg(long, value_name = "SIZE", requires = "prefix_cache")]
+    pub(crate) prefix_cache_size: Option<MemorySize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

@@ -108,6 +108,11 @@ fn served_name(model: &str) -> String {
 
 /// Loads the model and starts the engines.
 fn load(settings: &ServeSettings, model: String, terminal: Terminal) -> Result<(Arc<Supervisor>, Loaded)> {
+    if settings.prefix_cache_size.is_some() && settings.prefix_cache.is_none() {
+        bail!(
+            "prefix-cache-size limits a folder, and prefix-cache names none\nhint: add --prefix-cache FOLDER"
+        );
+    }
     let dtype = settings.dtype.unwrap_or(Dtype::Keep);
     let replicas = usize::from(settings.replicas.unwrap_or(1));
     // The devices come first, so that a missing backend does not cost a download.
@@ -143,6 +148,9 @@ fn load(settings: &ServeSettings, model: String, terminal: Terminal) -> Result<(
         weights_in: settings.weights_in.clone().unwrap_or_default(),
         host_memory: settings.host_memory,
         resident_layers: settings.resident_layers,
+        prefix_cache_host: settings.prefix_cache_host,
+        prefix_cache: settings.prefix_cache.clone(),
+        prefix_cache_size: settings.prefix_cache_size,
     };
     let options = EngineOptions {
         swap_tokens: settings.swap_tokens.unwrap_or(0),

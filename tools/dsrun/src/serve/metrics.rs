@@ -273,6 +273,36 @@ impl Page {
                 "Prompt tokens found in the cache.",
                 engine.prefix_hit_tokens,
             ),
+            (
+                "dsrun_prefix_host_hit_tokens_total",
+                counter,
+                "Tokens of the prefix cache loaded from host memory.",
+                engine.host_hit_tokens,
+            ),
+            (
+                "dsrun_prefix_folder_hit_tokens_total",
+                counter,
+                "Tokens of the prefix cache loaded from its folder.",
+                engine.folder_hit_tokens,
+            ),
+            (
+                "dsrun_prefix_host_bytes",
+                gauge,
+                "Bytes of host memory that the prefix cache takes.",
+                engine.prefix_host_bytes,
+            ),
+            (
+                "dsrun_prefix_blocks_written_total",
+                counter,
+                "Blocks written to the folder of the prefix cache.",
+                engine.pages_written,
+            ),
+            (
+                "dsrun_prefix_blocks_damaged_total",
+                counter,
+                "Blocks in the folder of the prefix cache that were damaged, and computed again.",
+                engine.pages_damaged,
+            ),
             ("dsrun_generated_tokens_total", counter, "Tokens generated.", engine.generated_tokens),
             ("dsrun_preemptions_total", counter, "Pre-emptions of requests.", engine.preemptions),
             (

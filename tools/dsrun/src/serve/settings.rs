@@ -147,6 +147,16 @@ pub(crate) struct ServeSettings {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     #[arg(help_heading = ENGINE)]
     pub(crate) no_prefix_cache: Option<bool>,
+    /// Host memory for prefixes that the KV cache has no room for any more, so that prompts that begin with them are not computed
+    /// again. None if not given.
+    #[arg(help_heading = ENGINE, long, value_name = "SIZE")]
+    pub(crate) prefix_cache_host: Option<MemorySize>,
+    /// A folder that keeps the KV cache of prompts and answers from run to run. Several processes may share it.
+    #[arg(help_heading = ENGINE, long, value_name = "FOLDER")]
+    pub(crate) prefix_cache: Option<PathBuf>,
+    /// The most bytes of files in the folder of --prefix-cache, 16GiB if not given. What was not used for longest is deleted first.
+    #[arg(help_heading = ENGINE, long, value_name = "SIZE")]
+    pub(crate) prefix_cache_size: Option<MemorySize>,
     /// Propose tokens and let the model check several of them in one step; answers stay the same. `ngram`, or `ngram:K` for at most
     /// K at a time (7), proposes the tokens that followed the last ones earlier in the text: that pays where answers repeat their
     /// prompts or themselves. `draft`, or `draft:K` (4), asks the model of --draft. Pays while few answers run at a time. Requests
