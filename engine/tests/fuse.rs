@@ -75,7 +75,18 @@ fn gpt2() -> Program {
             ["q", "k", "v"].map(|part| biased(&mut step, normed, &name(part), [hidden, hidden]));
         let (kv_heads, head_dim) = (heads, hidden / heads);
         let scale = 0.25;
-        let heads = Heads { query, key, value, heads, kv_heads, head_dim, scale, window: None, sinks: None };
+        let heads = Heads {
+            query,
+            key,
+            value,
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            window: None,
+            score_cap: 0.0,
+            sinks: None,
+        };
         let attended = step.attention(heads).unwrap();
         let attended = biased(&mut step, attended, &name("proj"), [hidden, hidden]);
         x = step.program.call(ADD, [Some(x), Some(attended), None, None]).unwrap();
@@ -88,7 +99,7 @@ fn gpt2() -> Program {
     }
     let wanted = step.wanted(x).unwrap();
     let wanted = layer_norm(&mut step, wanted, "ln_f", hidden);
-    let logits = step.logits(wanted, [Some(table), None], 1.0).unwrap();
+    let logits = step.logits(wanted, [Some(table), None], [1.0, 0.0]).unwrap();
     let hidden = layer_norm(&mut step, x, "ln_g", hidden);
     step.finish(logits, hidden).unwrap()
 }

@@ -63,10 +63,43 @@ impl Norm {
 pub struct LayerAttention {
     /// The sliding window: the number of keys that a query attends to, its own included; `None` for full attention.
     pub window: Option<u32>,
+    /// The chunk size, in layers whose queries attend to the keys of their own chunk only; `None` in other layers.
+    pub chunk: Option<u32>,
+    /// How the factor of queries grows with their position; `None` for a factor of 1.
+    pub temperature: Option<Temperature>,
     /// The rotary embedding of queries and keys; `None` in layers without one.
     pub rope: Option<Arc<Rope>>,
     /// The factor that multiplies attention scores.
     pub scale: f32,
+}
+
+impl LayerAttention {
+    /// Full attention without a rotary embedding.
+    pub const fn full(scale: f32) -> Self {
+        Self { window: None, chunk: None, temperature: None, rope: None, scale }
+    }
+}
+
+/// The temperature tuning of attention: a query at position `p` is multiplied by `1 + growth * ln(1 + floor((p + offset) / interval))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// The number of positions that share a factor.
+    pub interval: usize,
+    /// The number added to every position.
+    pub offset: usize,
+    /// The factor of the logarithm.
+    pub growth: f32,
+}
+
+impl Temperature {
+    /// Returns the factors of the first `positions` positions.
+    pub(crate) fn factors(&self, positions: usize) -> Vec<f32> {
+        let factor = |position: usize| {
+            let intervals = ((position + self.offset) / self.interval.max(1)) as f64;
+            (1.0 + f64::from(self.growth) * intervals.ln_1p()) as f32
+        };
+        (0..positions).map(factor).collect()
+    }
 }
 
 /// Which projections of a layer have a bias.
@@ -140,6 +173,8 @@ pub struct DecoderConfig {
     pub eps: f32,
     /// Whether norms follow the residual sums instead of preceding attention and MLP (OPT-350m).
     pub norm_after: bool,
+    /// Whether attention and MLP stand beside each other, in families whose files specify it.
+    pub parallel: bool,
     /// Whether a norm follows the last layer.
     pub final_norm: bool,
     /// The attention settings of each layer.
@@ -164,6 +199,10 @@ pub struct DecoderConfig {
     pub residual_scale: f32,
     /// The factor that multiplies logits.
     pub logit_scale: f32,
+    /// The bound `c` of attention scores, which become `c * tanh(score / c)`; 0 for none.
+    pub score_cap: f32,
+    /// The bound `c` of logits, which become `c * tanh(logit / c)`; 0 for none.
+    pub logit_cap: f32,
     /// The activation function of the MLP.
     pub activation: Nonlinearity,
     /// The context length that the model was trained for, in tokens.
@@ -236,8 +275,19 @@ impl DecoderConfig {
             return Err(ConfigError::value("attention", format!("{} long", self.attention.len()), expected));
         }
         let too_long = |window: &u32| *window == 0 || *window as usize > limits::CONTEXT;
-        if let Some(window) = self.attention.iter().filter_map(|layer| layer.window).find(too_long) {
+        let mut windows = self.attention.iter().flat_map(|layer| [layer.window, layer.chunk]).flatten();
+        if let Some(window) = windows.find(too_long) {
             return Err(ConfigError::value(names.window, window, format!("from 1 to {}", limits::CONTEXT)));
+        }
+        for temperature in self.attention.iter().filter_map(|layer| layer.temperature) {
+            if temperature.interval == 0 || !temperature.growth.is_finite() {
+                let expected = "an interval above 0 and a finite growth";
+                return Err(ConfigError::value(
+                    "the temperature of attention",
+                    format!("{temperature:?}"),
+                    expected,
+                ));
+            }
         }
         if let Some(scale) = self.attention.iter().map(|layer| layer.scale).find(|scale| !scale.is_finite()) {
             return Err(ConfigError::value("the scale of attention scores", scale, "a finite number"));
@@ -245,6 +295,11 @@ impl DecoderConfig {
         for scale in [self.embedding_scale, self.residual_scale, self.logit_scale] {
             if !scale.is_finite() || scale == 0.0 {
                 return Err(ConfigError::value("a factor of the model", scale, "a number other than 0"));
+            }
+        }
+        for cap in [self.score_cap, self.logit_cap] {
+            if !cap.is_finite() || cap < 0.0 {
+                return Err(ConfigError::value("a soft cap", cap, "a number above 0, or 0 for none"));
             }
         }
         if let Some(latent) = &self.latent {
@@ -264,6 +319,7 @@ impl DecoderConfig {
     fn validate_latent_layers(&self, latent: &Latent) -> Result<()> {
         let whole = |layer: &LayerAttention| {
             layer.window.is_none()
+                && layer.chunk.is_none()
                 && layer.rope.as_ref().is_some_and(|rope| rope.dimensions == latent.rotated)
         };
         if self.kv_heads == 1 && !self.sinks && self.attention.iter().all(whole) {
@@ -307,6 +363,13 @@ impl DecoderConfig {
         let (full, sliding) = (Arc::new(ropes.full), Arc::new(ropes.sliding));
         for layer in &mut self.attention {
             layer.rope = Some(if layer.window.is_some() { sliding.clone() } else { full.clone() });
+        }
+    }
+
+    /// Takes the rotary embedding from layers without a sliding window.
+    pub(crate) fn rotate_windows_only(&mut self) {
+        for layer in &mut self.attention {
+            layer.rope.take_if(|_| layer.window.is_none());
         }
     }
 

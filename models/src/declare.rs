@@ -3,7 +3,7 @@
 use crate::{
     config::DecoderConfig,
     step::Storage,
-    tensor_names::{Naming, Part, Place, numbered},
+    tensor_names::{Interleaved, Naming, Part, Place, numbered},
 };
 use dsrun_core::{
     DType, Error, Result, TensorType, WeightExpr, WeightFormat, WeightType,
@@ -167,7 +167,10 @@ impl Declare<'_> {
         let place = self.naming.place(part, layer, self.config);
         let all = place.all(size);
         let expr = match self.config.mixture_of(layer).filter(|_| part.is_of_experts()) {
-            None => own_elements(self.tensor(place.bias(), &[all])?, &place, size),
+            None => {
+                let tensor = self.tensor(place.bias(), &[all])?;
+                own_runs(tensor, &place, size)
+            }
             Some(mixture) if matches!(self.naming, Naming::Plain) => {
                 self.tensor(place.bias(), &[mixture.experts * size])?
             }
@@ -200,8 +203,31 @@ impl Declare<'_> {
         name: &str,
         values: Vec<f32>,
     ) -> Result<ValueId> {
+        if let Some(known) = self.declared.get(name) {
+            return Ok(*known);
+        }
         let tensor_type = TensorType::new(DType::F32, [values.len()]);
-        program.vector(name, WeightExpr::Constant(values), tensor_type)
+        let declared = program.vector(name, WeightExpr::Constant(values), tensor_type)?;
+        self.declared.insert(name.to_owned(), declared);
+        Ok(declared)
+    }
+
+    /// A matrix of one column that the model computed, in f32.
+    pub(crate) fn constant_column(
+        &mut self,
+        program: &mut ProgramBuilder,
+        name: &str,
+        values: Vec<f32>,
+    ) -> Result<ValueId> {
+        if let Some(known) = self.declared.get(name) {
+            return Ok(*known);
+        }
+        let rows = values.len();
+        let column = transpose(reshape(WeightExpr::Constant(values), vec![1, rows]));
+        let weight = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![rows, 1] };
+        let declared = program.weight(name, column, weight)?;
+        self.declared.insert(name.to_owned(), declared);
+        Ok(declared)
     }
 
     fn tensor(&mut self, name: String, shape: &[usize]) -> Result<WeightExpr> {
@@ -248,12 +274,22 @@ fn bias_name(part: Part, layer: usize) -> String {
 fn own_rows(of: WeightExpr, place: &Place, [rows, columns]: [usize; 2]) -> WeightExpr {
     match place.interleaved {
         // Rows that take turns stand side by side in rows of as many columns.
-        Some((parts, part)) => {
+        Some(Interleaved { parts, part, run: 1 }) => {
             let joined = reshape(of, vec![rows, parts * columns]);
             slice(joined, 1, part * columns, columns, parts * columns)
         }
+        Some(_) => own_runs(of, place, rows),
         None => own_elements(of, place, rows),
     }
+}
+
+/// The rows, or elements of a vector, of a part whose runs take turns with those of others, or that follows others.
+fn own_runs(of: WeightExpr, place: &Place, count: usize) -> WeightExpr {
+    let Some(Interleaved { parts, part, run }) = place.interleaved else {
+        return own_elements(of, place, count);
+    };
+    let own = |index: usize| slice(of.clone(), 0, (index * parts + part) * run, run, parts * count);
+    stack((0..count / run.max(1)).map(own).collect())
 }
 
 /// The rows, or elements of a vector, of a part that follows others.

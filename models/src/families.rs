@@ -7,26 +7,38 @@
 mod albert;
 mod architecture;
 mod bert;
+mod cohere;
 mod deepseek;
 mod deepseek_gguf;
 mod distilbert;
+mod exaone4;
 mod gemma;
+mod gemma2;
 mod glm;
+mod glm4;
 mod gpt2;
+mod gpt_neox;
 mod gpt_oss;
+mod granite;
 mod granite_moe;
 mod llama;
+mod llama4;
+mod ministral;
 mod mixtral;
 mod modernbert;
 mod olmo;
 mod olmoe;
 mod opt;
 mod phi;
+mod phi2;
 mod phimoe;
 mod qwen;
 mod qwen_moe;
+mod relatives;
 mod roberta;
 mod smollm3;
+mod stablelm;
+mod starcoder2;
 
 use crate::{
     config::{
@@ -63,6 +75,18 @@ const FAMILIES: &[&[Architecture]] = &[
     glm::ARCHITECTURES,
     deepseek::ARCHITECTURES,
     phimoe::ARCHITECTURES,
+    llama4::ARCHITECTURES,
+    ministral::ARCHITECTURES,
+    gemma2::ARCHITECTURES,
+    granite::ARCHITECTURES,
+    glm4::ARCHITECTURES,
+    starcoder2::ARCHITECTURES,
+    phi2::ARCHITECTURES,
+    cohere::ARCHITECTURES,
+    gpt_neox::ARCHITECTURES,
+    exaone4::ARCHITECTURES,
+    stablelm::ARCHITECTURES,
+    relatives::ARCHITECTURES,
     bert::ARCHITECTURES,
     roberta::ARCHITECTURES,
     distilbert::ARCHITECTURES,

@@ -70,7 +70,7 @@ pub(crate) fn program(blocks: Blocks, options: ProgramOptions, mut weights: Decl
     let wanted = build.step.wanted(x)?;
     let wanted = build.finish(wanted, weights)?;
     let bias = build.bias(Part::Head)?;
-    let logits = build.step.logits(wanted, [Some(head), bias], config.logit_scale)?;
+    let logits = build.step.logits(wanted, [Some(head), bias], [config.logit_scale, config.logit_cap])?;
     let hidden = build.finish(x, weights)?;
     build.step.finish(logits, hidden)
 }
@@ -139,6 +139,16 @@ impl Builder<'_> {
     ) -> Result<ValueId> {
         let y = branch(self, x)?;
         self.add(x, y, self.config.residual_scale)
+    }
+
+    /// Computes `x + attended + mlp`, for families whose attention and MLP stand beside each other.
+    pub(crate) fn parallel_residual(
+        &mut self,
+        x: ValueId,
+        attended: ValueId,
+        mlp: ValueId,
+    ) -> Result<ValueId> {
+        self.step.program.call(Add { alpha: 1.0 }, [Some(x), Some(attended), Some(mlp), None])
     }
 
     /// Computes `a + alpha * b`.

@@ -66,14 +66,18 @@
 //!
 //! The only segment is `forward`. The outputs stand in [`ENCODER_OUTPUTS`]; only models with a classification head have the second.
 
+mod heads;
+
 use dsrun_core::{
     DType, Error, Result, Size, TensorType,
     op::{
-        Add, Attention, AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows, KvWrite,
-        LatentWrite, Linear, LogitProcess, PagedAttention, PrepareStep, SAMPLING_COLUMNS, Sample,
+        Activation, Add, Attention, AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows,
+        KvWrite, LatentWrite, Linear, LogitProcess, Nonlinearity, PagedAttention, PrepareStep,
+        SAMPLING_COLUMNS, Sample,
     },
     program::{Program, ProgramBuilder, SegmentKind, ValueId},
 };
+pub use heads::{Heads, LatentHeads};
 
 /// The first outputs of a decoder program, in order: the logits; the hidden states that the head would turn into logits, of all
 /// tokens, `[?tokens, hidden]` in the type of activations; of each way to sample, the logits that are sampled from f32
@@ -139,50 +143,6 @@ impl Default for ProgramOptions {
             context: None,
         }
     }
-}
-
-/// The queries, keys and values of a layer, rotated, and how they attend.
-#[derive(Clone, Copy, Debug)]
-pub struct Heads {
-    /// `[tokens, heads * head_dim]`.
-    pub query: ValueId,
-    /// `[tokens, kv_heads * head_dim]`.
-    pub key: ValueId,
-    /// `[tokens, kv_heads * head_dim]`.
-    pub value: ValueId,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Features of a head.
-    pub head_dim: usize,
-    /// What scores are multiplied by.
-    pub scale: f32,
-    /// How many keys a query of a decoder sees, its own included; `None` for all before it. A query of an encoder sees as many on
-    /// either side.
-    pub window: Option<u32>,
-    /// One more score of each head, without a key: f32 `[heads]`.
-    pub sinks: Option<ValueId>,
-}
-
-/// The queries of a layer and the latents of its keys and values, and how they attend.
-#[derive(Clone, Copy, Debug)]
-pub struct LatentHeads {
-    /// Queries multiplied by the key projections of their heads, and behind each its rotated part: `[tokens, heads * (rank +
-    /// rotated)]`.
-    pub query: ValueId,
-    /// `[tokens, rank]`.
-    pub latent: ValueId,
-    /// The rotated part of keys: `[tokens, rotated]`.
-    pub rest: ValueId,
-    /// Query heads.
-    pub heads: usize,
-    /// Features of a latent.
-    pub rank: usize,
-    /// Features of the rotated part.
-    pub rotated: usize,
-    /// What scores are multiplied by.
-    pub scale: f32,
 }
 
 /// The program of a model under construction. Make one, embed, and add layers. For a decoder, turn the [wanted](Self::wanted) rows
@@ -398,7 +358,7 @@ impl StepBuilder {
             query_heads: count(heads.heads)?,
             kv_heads: count(heads.kv_heads)?,
             scale: heads.scale,
-            softcap: 0.0,
+            softcap: heads.score_cap,
             window: heads.window.unwrap_or(0),
             mask: AttentionMask::Bidirectional,
         };
@@ -421,6 +381,7 @@ impl StepBuilder {
             head_dim: 0,
             scale: 0.0,
             window: None,
+            score_cap: 0.0,
             sinks: None,
         };
         self.two_sided_attention(heads)
@@ -443,7 +404,7 @@ impl StepBuilder {
             query_heads: count(heads.heads)?,
             kv_heads: count(heads.kv_heads)?,
             scale: heads.scale,
-            softcap: 0.0,
+            softcap: heads.score_cap,
             window: heads.window.unwrap_or(0),
             mask: AttentionMask::Causal,
             value_size: 0,
@@ -501,20 +462,39 @@ impl StepBuilder {
         self.program.call(GatherRows {}, [hidden, self.rows].map(Some))
     }
 
-    /// Turns the hidden states of the [wanted](Self::wanted) rows into logits times `scale`. The head is a matrix
-    /// `[vocabulary, hidden]` and perhaps a bias. What is called from here on belongs to the segment `embed`.
+    /// Turns the hidden states of the [wanted](Self::wanted) rows into logits times `scale`, which a `cap` above 0 bounds to `cap *
+    /// tanh(logit / cap)`. The head is a matrix `[vocabulary, hidden]` and perhaps a bias. What is called from here on belongs to the
+    /// segment `embed`.
     ///
     /// # Errors
     /// If the sizes do not fit.
-    pub fn logits(&mut self, wanted: ValueId, head: [Option<ValueId>; 2], scale: f32) -> Result<ValueId> {
+    pub fn logits(
+        &mut self,
+        wanted: ValueId,
+        head: [Option<ValueId>; 2],
+        [scale, cap]: [f32; 2],
+    ) -> Result<ValueId> {
         let [matrix, bias] = head;
         let mut logits = self.program.call(Linear { dtype: DType::F32 }, [Some(wanted), matrix, bias])?;
-        if scale != 1.0 {
-            let operands = [Some(logits), Some(logits), None, None];
-            logits = self.program.call(Add { alpha: scale - 1.0 }, operands)?;
+        if cap > 0.0 {
+            logits = self.times(logits, scale / cap)?;
+            logits = self
+                .program
+                .call(Activation { function: Nonlinearity::Tanh, limit: 0.0 }, [Some(logits), None])?;
+            logits = self.times(logits, cap)?;
+        } else {
+            logits = self.times(logits, scale)?;
         }
         self.program.segment("embed", SegmentKind::Graph);
         Ok(logits)
+    }
+
+    /// Multiplies by a factor.
+    fn times(&mut self, x: ValueId, factor: f32) -> Result<ValueId> {
+        if factor == 1.0 {
+            return Ok(x);
+        }
+        self.program.call(Add { alpha: factor - 1.0 }, [Some(x), Some(x), None, None])
     }
 
     /// Turns the hidden states of the [wanted](Self::wanted) rows of an encoder into scores: f32 `[?rows, labels]`. `matrix` is

@@ -278,19 +278,28 @@ pub(crate) struct TensorName {
     /// The suffixes of a matrix or vector, and of the bias of a matrix.
     suffixes: [&'static str; 2],
     transposed: bool,
-    /// Whether outputs of all parts take turns, instead of those of one part after those of another.
-    interleaved: bool,
+    /// Which outputs of the parts take turns, if not all outputs of one part come before those of the next.
+    turns: Option<Turns>,
     /// The number of unused rows before the first part.
     skipped: usize,
     /// Whether the name has the prefix of the others.
     prefixed: bool,
 }
 
+/// Outputs of several parts that take turns.
+#[derive(Clone, Copy, Debug)]
+enum Turns {
+    /// One output of each part.
+    Outputs,
+    /// The outputs of one head of each part.
+    Heads,
+}
+
 impl TensorName {
     /// Names a tensor that holds these parts.
     pub(crate) const fn of(parts: &'static [Part], name: &'static str) -> Self {
         let suffixes = [".weight", ".bias"];
-        Self { parts, name, suffixes, transposed: false, interleaved: false, skipped: 0, prefixed: true }
+        Self { parts, name, suffixes, transposed: false, turns: None, skipped: 0, prefixed: true }
     }
 
     /// Says that the names end with these suffixes instead of `.weight` and `.bias`.
@@ -300,7 +309,12 @@ impl TensorName {
 
     /// Says that the outputs of the parts take turns.
     pub(crate) const fn interleaved(self) -> Self {
-        Self { interleaved: true, ..self }
+        Self { turns: Some(Turns::Outputs), ..self }
+    }
+
+    /// Says that the heads of the parts take turns.
+    pub(crate) const fn interleaved_heads(self) -> Self {
+        Self { turns: Some(Turns::Heads), ..self }
     }
 
     /// Says that the tensor is stored as `[inputs, outputs]`.
@@ -467,8 +481,19 @@ pub(crate) struct Place {
     pub(crate) after: usize,
     /// Whether its matrix is stored as `[inputs, outputs]`.
     pub(crate) transposed: bool,
-    /// If outputs of several parts take turns: how many parts there are, and which of them this one is.
-    pub(crate) interleaved: Option<(usize, usize)>,
+    /// How outputs of several parts take turns.
+    pub(crate) interleaved: Option<Interleaved>,
+}
+
+/// How outputs of several parts take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interleaved {
+    /// The number of parts.
+    pub(crate) parts: usize,
+    /// Which of them the part is.
+    pub(crate) part: usize,
+    /// The number of consecutive outputs of one part.
+    pub(crate) run: usize,
 }
 
 impl Place {
@@ -506,13 +531,26 @@ impl Naming {
         };
         let Self::File { names, prefix } = self else { return plain };
         let Some(tensor) = names.find(part) else { return plain };
-        let prefix = if part == Part::Head || !tensor.prefixed { "" } else { prefix };
+        // The head stands beside the model that has the layers, which may be a part of a larger one.
+        let outer = prefix.strip_suffix("model.").filter(|outer| outer.ends_with('.')).unwrap_or_default();
+        let prefix = match part {
+            Part::Head => outer,
+            _ if !tensor.prefixed => "",
+            _ => prefix,
+        };
         let outputs = |parts: &[Part]| parts.iter().map(|part| part.shape(config)[0]).sum::<usize>();
         let index = tensor.parts.iter().position(|other| *other == part).unwrap_or_default();
         Place {
             tensor: format!("{prefix}{}", numbered(tensor.name, layer)),
             suffixes: tensor.suffixes,
-            interleaved: tensor.interleaved.then_some((tensor.parts.len(), index)),
+            interleaved: tensor.turns.map(|turns| Interleaved {
+                parts: tensor.parts.len(),
+                part: index,
+                run: match turns {
+                    Turns::Outputs => 1,
+                    Turns::Heads => config.head_dim,
+                },
+            }),
             before: tensor.skipped + outputs(&tensor.parts[..index]),
             after: outputs(&tensor.parts[index + 1..]),
             transposed: tensor.transposed,

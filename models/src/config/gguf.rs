@@ -167,7 +167,7 @@ pub(crate) fn decoder(
     let head_dim = head_dim(keys, names, hidden, heads)?;
     let eps = names.eps.unwrap_or_default();
     let bias = |part: &str| keys.has(&format!("blk.0.{part}.bias"));
-    let attention = LayerAttention { window: None, rope: None, scale: score_scale(head_dim as f64) };
+    let attention = LayerAttention::full(score_scale(head_dim as f64));
     Ok(DecoderConfig {
         architecture,
         hidden,
@@ -182,6 +182,7 @@ pub(crate) fn decoder(
         norm: Norm::Rms { weight_offset: 0.0 },
         eps: keys.positive(eps)?.ok_or_else(|| ConfigError::Missing { field: keys.path(eps) })?,
         norm_after: false,
+        parallel: false,
         final_norm: true,
         attention: vec![attention; layers],
         latent: None,
@@ -202,6 +203,8 @@ pub(crate) fn decoder(
         embedding_scale: 1.0,
         residual_scale: 1.0,
         logit_scale: 1.0,
+        score_cap: 0.0,
+        logit_cap: 0.0,
         tied: !keys.has("output.weight"),
         activation,
         context: keys.required_size(names.context, limits::CONTEXT)?,

@@ -172,7 +172,7 @@ pub(crate) fn decoder(
     let kv_heads = defaults.kv_heads.filter(|_| !fields.is_null(names.kv_heads)).unwrap_or(heads);
     let head_dim = head_dim(fields, names, defaults, hidden, heads)?;
     let eps = names.eps.map(|field| fields.positive(field)).transpose()?.flatten();
-    let attention = LayerAttention { window: None, rope: None, scale: score_scale(head_dim as f64) };
+    let attention = LayerAttention::full(score_scale(head_dim as f64));
     Ok(DecoderConfig {
         architecture,
         hidden,
@@ -191,6 +191,7 @@ pub(crate) fn decoder(
         norm: Norm::Rms { weight_offset: 0.0 },
         eps: eps.map_or(defaults.eps, |eps| eps as f32),
         norm_after: false,
+        parallel: false,
         final_norm: true,
         attention: vec![attention; layers],
         latent: None,
@@ -202,6 +203,8 @@ pub(crate) fn decoder(
         embedding_scale: 1.0,
         residual_scale: 1.0,
         logit_scale: 1.0,
+        score_cap: 0.0,
+        logit_cap: 0.0,
         tied: fields.flag("tie_word_embeddings")?.unwrap_or(defaults.tied),
         activation: activation(fields, names.activation, defaults.activation)?,
         context: size(names.context, Some(defaults.context), limits::CONTEXT)?,
@@ -270,8 +273,21 @@ pub(crate) fn windows(
     window: Option<u32>,
     sliding: impl Fn(usize) -> bool,
 ) -> Result<Vec<Option<u32>>> {
+    limited_layers(fields, layers, window, "sliding_attention", sliding)
+}
+
+/// Reads the window, or chunk size, of each layer: `span` in layers whose kind is `limited`.
+///
+/// `layer_types` gives the kind of each layer; without it, the layers for which `is_limited` is true are of that kind.
+pub(crate) fn limited_layers(
+    fields: &Fields<'_>,
+    layers: usize,
+    span: Option<u32>,
+    limited: &str,
+    is_limited: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<u32>>> {
     let Some(types) = fields.texts("layer_types")? else {
-        return Ok((0..layers).map(|layer| window.filter(|_| sliding(layer))).collect());
+        return Ok((0..layers).map(|layer| span.filter(|_| is_limited(layer))).collect());
     };
     if types.len() != layers {
         let expected = format!("one for each of {layers} layers (num_hidden_layers)");
@@ -283,10 +299,10 @@ pub(crate) fn windows(
     }
     let of_layer = |(layer, kind): (usize, &&str)| match *kind {
         "full_attention" => Ok(None),
-        "sliding_attention" if window.is_some() => Ok(window),
-        "sliding_attention" => Err(window_contradiction(layer, kind)),
+        kind if kind == limited && span.is_some() => Ok(span),
+        kind if kind == limited => Err(window_contradiction(layer, kind)),
         other => {
-            let reason = "layers can be full_attention or sliding_attention";
+            let reason = format!("layers can be full_attention or {limited}");
             let field = fields.path(&format!("layer_types[{layer}]"));
             Err(ConfigError::unsupported(field, shortened(&other.into()), reason))
         }
@@ -298,8 +314,53 @@ pub(crate) fn windows(
 pub(crate) fn window_contradiction(layer: usize, kind: &str) -> ConfigError {
     ConfigError::Contradiction {
         first: format!("layer_types[{layer}] = \"{kind}\""),
-        second: "the sliding window that the other fields (sliding_window, use_sliding_window) say".into(),
+        second: "what the other fields (sliding_window, use_sliding_window, attention_chunk_size) say".into(),
     }
+}
+
+/// Fields of models that also take images which do not concern the text model.
+pub(crate) const IMAGES: &[&str] = &[
+    "boi_token_index",
+    "eoi_token_index",
+    "image_token_index",
+    "mm_tokens_per_image",
+    "multimodal_projector_bias",
+    "projector_hidden_act",
+    "spatial_merge_size",
+    "vision_config",
+    "vision_feature_layer",
+];
+
+/// A text model that a model which also takes images may have.
+pub(crate) struct TextModel {
+    /// Its `model_type`.
+    pub(crate) name: &'static str,
+    /// Fields of its configuration that have no effect.
+    pub(crate) harmless: &'static [&'static str],
+    /// The reader of its configuration.
+    pub(crate) read: fn(&Fields<'_>) -> Result<DecoderConfig>,
+}
+
+/// Reads the text model from the configuration of a model that also takes images. Without a `model_type` it is the last of `models`.
+pub(crate) fn text_model(fields: &Fields<'_>, models: &[TextModel]) -> Result<DecoderConfig> {
+    let missing = || ConfigError::Missing { field: "text_config".into() };
+    let text = fields.object("text_config")?.ok_or_else(missing)?;
+    let found = match text.text("model_type")? {
+        Some(name) => models.iter().find(|model| model.name == name),
+        None => models.last(),
+    };
+    let names: Vec<_> = models.iter().map(|model| model.name).collect();
+    let Some(model) = found else {
+        let name = text.value("model_type").map(shortened).unwrap_or_default();
+        let reason = format!("the text model must be {}", names.join(" or "));
+        return Err(ConfigError::unsupported(text.path("model_type"), name, reason));
+    };
+    let mut config = (model.read)(&text)?;
+    refuse_unread(&text, config.architecture, model.harmless)?;
+    config.tied = fields.flag("tie_word_embeddings")?.unwrap_or(config.tied);
+    config.bos = fields.tokens("bos_token_id")?.first().copied().or(config.bos);
+    let eos = fields.tokens("eos_token_id")?;
+    Ok(if eos.is_empty() { config } else { DecoderConfig { eos, ..config } })
 }
 
 /// Returns an error if a field has a value other than `wanted`, the only supported one.

@@ -110,7 +110,10 @@ impl Rope {
             RopeScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_context } => {
                 let turns = *original_context as f64 * frequency / (2.0 * PI);
                 let band = high_frequency_factor - low_frequency_factor;
-                let kept = ((turns - low_frequency_factor) / band).clamp(0.0, 1.0);
+                let kept = match band > 0.0 {
+                    true => ((turns - low_frequency_factor) / band).clamp(0.0, 1.0),
+                    false => f64::from(turns >= *low_frequency_factor),
+                };
                 frequency * (kept + (1.0 - kept) / factor)
             }
             RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_context } => {
@@ -176,8 +179,8 @@ impl Rope {
                 positive("rope factor", *factor)?;
                 positive("low_freq_factor", *low_frequency_factor)?;
                 positive("high_freq_factor", *high_frequency_factor)?;
-                if high_frequency_factor <= low_frequency_factor {
-                    let expected = format!("above {low_frequency_factor} (low_freq_factor)");
+                if high_frequency_factor < low_frequency_factor {
+                    let expected = format!("at least {low_frequency_factor} (low_freq_factor)");
                     return Err(ConfigError::value("high_freq_factor", high_frequency_factor, expected));
                 }
                 context(*original_context)?;

@@ -140,7 +140,7 @@ fn deepseek(
     expect(fields, "mlp_bias", false.into(), "MLPs with biases are not supported")?;
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
     config.biases = Biases { key: bias, output: bias, ..Biases::default() };
-    let rope = rope::read(fields, RopeDefaults { gains: true, ..RopeDefaults::of(&config) })?;
+    let rope = rope::read(fields, RopeDefaults { more: rope::GAINS, ..RopeDefaults::of(&config) })?;
     config.attend_to_latents(latent, rope, rope::score_factor(fields)?);
     let mixture = mixture_fields::read(fields, &NAMES.mixture, experts, route, config.layers)?;
     Ok((config, mixture))

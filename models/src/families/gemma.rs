@@ -17,10 +17,10 @@ use super::{
 };
 use crate::{
     config::{
-        Biases, ConfigError, DecoderConfig, FieldNames, Norm, Result, Rope,
+        Biases, DecoderConfig, FieldNames, Norm, Result, Rope,
         fields::Fields,
         gguf::{self, Keys},
-        hugging_face::{self, Defaults, expect},
+        hugging_face::{self, Defaults, TextModel, expect},
         rope::{RopesByKind, json::RopeDefaults},
     },
     layers::{Blocks, Builder},
@@ -40,14 +40,11 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     TEXT,
     Architecture {
         name: "gemma3",
-        config: config_with_images,
-        harmless: &[
-            "boi_token_index",
-            "eoi_token_index",
-            "image_token_index",
-            "mm_tokens_per_image",
-            "vision_config",
-        ],
+        config: |fields| {
+            let read = |text: &Fields<'_>| config(text, "gemma3");
+            hugging_face::text_model(fields, &[TextModel { name: TEXT.name, harmless: TEXT.harmless, read }])
+        },
+        harmless: hugging_face::IMAGES,
         tensors: Names {
             prefixes: &["language_model.model.", "model.language_model."],
             no_weights: &["vision_tower.", "multi_modal_projector."],
@@ -59,18 +56,18 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     },
 ];
 
+/// The names of norms that precede and follow attention and MLP.
+pub(super) const SANDWICH: &[TensorName] = &[
+    TensorName::of(&[Part::AttentionPostNorm], "layers.{}.post_attention_layernorm"),
+    TensorName::of(&[Part::MlpNorm], "layers.{}.pre_feedforward_layernorm"),
+    TensorName::of(&[Part::MlpPostNorm], "layers.{}.post_feedforward_layernorm"),
+];
+
 const TEXT: Architecture = Architecture {
     name: "gemma3_text",
     config: |fields| config(fields, "gemma3_text"),
     harmless: &["_sliding_window_pattern", "cache_implementation"],
-    tensors: Names {
-        own: &[
-            TensorName::of(&[Part::AttentionPostNorm], "layers.{}.post_attention_layernorm"),
-            TensorName::of(&[Part::MlpNorm], "layers.{}.pre_feedforward_layernorm"),
-            TensorName::of(&[Part::MlpPostNorm], "layers.{}.post_feedforward_layernorm"),
-        ],
-        ..Names::HUGGING_FACE
-    },
+    tensors: Names { own: SANDWICH, ..Names::HUGGING_FACE },
     blocks: Blocks { embed: |build, table| build.embed_by_width(table), layer },
     gguf: Some(Gguf { name: "gemma3", config: from_gguf, tensors: Names::GGUF, export: None }),
     ..LLAMA
@@ -86,6 +83,11 @@ fn layer(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId> {
         let y = build.attend(heads)?;
         build.norm(y, Part::AttentionPostNorm)
     })?;
+    mlp(build, x)
+}
+
+/// Computes `x + norm(mlp(norm(x)))`.
+pub(super) fn mlp(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId> {
     build.residual(x, |build, x| {
         let x = build.norm(x, Part::MlpNorm)?;
         let y = build.gated_mlp(x)?;
@@ -120,18 +122,6 @@ fn config(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderConf
     }
     expect(fields, "use_bidirectional_attention", false.into(), "attention must be causal (false)")?;
     config.checked(&NAMES)
-}
-
-/// Reads the text model from the configuration of a model that takes images.
-fn config_with_images(fields: &Fields<'_>) -> Result<DecoderConfig> {
-    let missing = || ConfigError::Missing { field: "text_config".into() };
-    let text = fields.object("text_config")?.ok_or_else(missing)?;
-    expect(&text, "model_type", "gemma3_text".into(), "the text model must be Gemma 3's (gemma3_text)")?;
-    let mut config = config(&text, "gemma3")?;
-    hugging_face::refuse_unread(&text, "gemma3", TEXT.harmless)?;
-    config.tied = fields.flag("tie_word_embeddings")?.unwrap_or(config.tied);
-    let eos = fields.tokens("eos_token_id")?;
-    Ok(if eos.is_empty() { config } else { DecoderConfig { eos, ..config } })
 }
 
 fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {

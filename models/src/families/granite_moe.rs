@@ -8,24 +8,23 @@
 
 use super::{
     architecture::{Architecture, Gguf},
-    llama,
+    granite,
     mixtral::{self, MIXTRAL},
 };
 use crate::{
     config::{
-        Biases, ConfigError, DecoderConfig, FieldNames, Result, SharedExpert,
+        Biases, DecoderConfig, FieldNames, Result, SharedExpert,
         fields::Fields,
-        gguf::{self, Keys},
+        gguf::Keys,
         hugging_face::{self, Defaults},
         limits,
         mixture::{MixtureNames, SOFTMAX},
         mixture_fields::{self, MixtureDefaults},
         rope::json::{self as rope, RopeDefaults},
     },
-    layers::Blocks,
     tensor_names::{Names, Part, TensorName},
 };
-use dsrun_core::op::{MoeRoute, Nonlinearity, RopePairing, RouterScore};
+use dsrun_core::op::{MoeRoute, RouterScore};
 
 const NAMES: FieldNames = FieldNames {
     mixture: MixtureNames { shared: "shared_intermediate_size", ..MixtureNames::MIXTRAL },
@@ -67,7 +66,7 @@ const GRANITE: Architecture = Architecture {
         ],
         ..Names::HUGGING_FACE
     },
-    blocks: Blocks { embed: |build, table| build.embed_scaled(table), layer: llama::layer },
+    blocks: granite::BLOCKS,
     gguf: Some(Gguf { name: "granitemoe", config: from_gguf, tensors: Names::GGUF, export: None }),
     ..MIXTRAL
 };
@@ -76,12 +75,7 @@ fn granite(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderCon
     let mut config = hugging_face::decoder(fields, architecture, &NAMES, &Defaults::LLAMA)?;
     config.biases = Biases::of(fields.flag("attention_bias")?.unwrap_or(false), false);
     config.rotate_all(rope::read(fields, RopeDefaults::of(&config))?);
-    let factor = |field: &str| Ok(fields.positive(field)?.unwrap_or(1.0) as f32);
-    config.embedding_scale = factor("embedding_multiplier")?;
-    config.residual_scale = factor("residual_multiplier")?;
-    config.logit_scale = 1.0 / factor("logits_scaling")?;
-    let scale = factor("attention_multiplier")?;
-    config.attention.iter_mut().for_each(|layer| layer.scale = scale);
+    granite::read_factors(fields, &mut config)?;
     let defaults =
         MixtureDefaults { experts: Some(8), top_k: Some(2), intermediate: Some(config.intermediate) };
     let mixture = mixture_fields::read(fields, &NAMES.mixture, defaults, ROUTER, config.layers)?;
@@ -89,17 +83,7 @@ fn granite(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderCon
 }
 
 fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
-    let mut config = gguf::decoder(keys, "granitemoe", &FieldNames::GGUF, Nonlinearity::Silu)?;
-    config.rotate_all(gguf::rope(keys, &config, RopePairing::Neighbours, false)?);
-    let factor = |key: &str| {
-        let missing = || ConfigError::Missing { field: keys.path(key) };
-        keys.positive(key)?.ok_or_else(missing)
-    };
-    config.embedding_scale = factor("embedding_scale")?;
-    config.residual_scale = factor("residual_scale")?;
-    config.logit_scale = 1.0 / factor("logit_scale")?;
-    let scale = factor("attention.scale")?;
-    config.attention.iter_mut().for_each(|layer| layer.scale = scale);
+    let config = granite::decoder_from_gguf(keys, "granitemoe")?;
     let mixture = mixture_fields::from_gguf(keys, Some(config.intermediate), ROUTER, config.layers)?;
     DecoderConfig { mixture: Some(mixture), ..config }.checked(&FieldNames::GGUF)
 }

@@ -57,7 +57,7 @@ pub(super) const LLAMA: Architecture = Architecture {
 
 const MISTRAL: Architecture = Architecture {
     name: "mistral",
-    config: mistral,
+    config: |fields| mistral(fields, "mistral"),
     harmless: &["attention_bias", "max_window_layers", "mlp_bias", "use_sliding_window"],
     gguf: None,
     ..LLAMA
@@ -86,9 +86,9 @@ fn llama(fields: &Fields<'_>) -> Result<DecoderConfig> {
     config.checked(&NAMES)
 }
 
-fn mistral(fields: &Fields<'_>) -> Result<DecoderConfig> {
+pub(super) fn mistral(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderConfig> {
     let defaults = Defaults { kv_heads: Some(8), context: 131_072, ..Defaults::LLAMA };
-    let mut config = hugging_face::decoder(fields, "mistral", &NAMES, &defaults)?;
+    let mut config = hugging_face::decoder(fields, architecture, &NAMES, &defaults)?;
     config.rotate_all(rope::read(fields, rope::RopeDefaults::of(&config))?);
     let window = hugging_face::sliding_window(fields, Some(4096))?;
     let windows = hugging_face::windows(fields, config.layers, window, |_| true)?;

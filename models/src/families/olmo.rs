@@ -36,7 +36,8 @@ const NAMES: FieldNames = FieldNames::HUGGING_FACE;
 pub(super) const ARCHITECTURES: &[Architecture] =
     &[OLMO2, Architecture { name: "olmo3", config: olmo3, ..OLMO2 }];
 
-const OLMO2: Architecture = Architecture {
+/// OLMo 2; other families change only what differs.
+pub(super) const OLMO2: Architecture = Architecture {
     name: "olmo2",
     config: olmo2,
     harmless: &[],

@@ -41,7 +41,7 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     config.biases = Biases { head, ..Biases::of(fields.flag("attention_bias")?.unwrap_or(false), false) };
     let original_context = fields.size("original_max_position_embeddings", 1, limits::CONTEXT)?;
     let defaults =
-        RopeDefaults { theta: 1_000_000.0, original_context, gains: true, ..RopeDefaults::of(&config) };
+        RopeDefaults { theta: 1_000_000.0, original_context, more: rope::GAINS, ..RopeDefaults::of(&config) };
     config.rotate_all(rope::read(fields, defaults)?);
     config.set_windows(vec![hugging_face::sliding_window(fields, None)?; config.layers]);
     let defaults =

@@ -45,15 +45,7 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     config.biases = llama::biases(fields)?;
     let defaults = RopeDefaults { theta: 2_000_000.0, ..RopeDefaults::of(&config) };
     config.rotate_all(rope::read(fields, defaults)?);
-    let interval = fields.size("no_rope_layer_interval", 1, usize::MAX)?.unwrap_or(4);
-    let rotated = match fields.flags("no_rope_layers")? {
-        None => every_but(config.layers, interval),
-        Some(rotated) if rotated.len() >= config.layers => rotated,
-        Some(rotated) => {
-            let expected = format!("one for each of {} layers (num_hidden_layers)", config.layers);
-            return Err(ConfigError::value("no_rope_layers", format!("{} long", rotated.len()), expected));
-        }
-    };
+    let rotated = rotated_layers(fields, config.layers)?;
     leave_unrotated(&mut config, &rotated);
     let switched_on = fields.flag("use_sliding_window")?.unwrap_or(false);
     let window = hugging_face::sliding_window(fields, None)?.filter(|_| switched_on);
@@ -70,12 +62,28 @@ fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
     config.checked(&FieldNames::GGUF)
 }
 
+/// Reads which layers have a rotary embedding.
+pub(super) fn rotated_layers(fields: &Fields<'_>, layers: usize) -> Result<Vec<bool>> {
+    let interval = fields.size("no_rope_layer_interval", 1, usize::MAX)?.unwrap_or(4);
+    match fields.flags("no_rope_layers")? {
+        None => Ok(every_but(layers, interval)),
+        // transformers takes an empty list for none.
+        Some(rotated) if rotated.is_empty() => Ok(every_but(layers, interval)),
+        Some(rotated) if rotated.len() >= layers => Ok(rotated),
+        Some(rotated) => {
+            let expected = format!("one for each of {layers} layers (num_hidden_layers)");
+            let found = format!("{} long", rotated.len());
+            Err(ConfigError::value(fields.path("no_rope_layers"), found, expected))
+        }
+    }
+}
+
 /// Returns which layers have a rotary embedding if every n-th has none.
 fn every_but(layers: usize, interval: usize) -> Vec<bool> {
     (1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect()
 }
 
-fn leave_unrotated(config: &mut DecoderConfig, rotated: &[bool]) {
+pub(super) fn leave_unrotated(config: &mut DecoderConfig, rotated: &[bool]) {
     for (layer, rotated) in config.attention.iter_mut().zip(rotated) {
         layer.rope.take_if(|_| !rotated);
     }

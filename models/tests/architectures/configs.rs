@@ -22,6 +22,12 @@ fn least(model_type: &str) -> Value {
             "num_attention_heads": 4, "vocab_size": 1000,
         }),
         "gemma3" => json!({"model_type": "gemma3", "text_config": least("gemma3_text")}),
+        "llama4" => json!({"model_type": "llama4", "text_config": least("llama4_text")}),
+        "mistral3" => json!({"model_type": "mistral3", "text_config": least("mistral")}),
+        "llama4_text" => json!({
+            "model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+            "num_hidden_layers": 30, "vocab_size": 1000,
+        }),
         _ => json!({
             "model_type": model_type, "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 30,
             "num_attention_heads": 32, "vocab_size": 1000,
@@ -92,7 +98,7 @@ fn gpt2_and_opt_fill_in_what_is_left_out() {
     };
     assert_eq!(common(&gpt2), (norm, 1e-5, false, true, biases, true));
     assert_eq!((gpt2.intermediate, gpt2.context, gpt2.activation), (256, 1024, Nonlinearity::GeluTanh));
-    assert_eq!(gpt2.attention, vec![LayerAttention { window: None, rope: None, scale: 0.25 }; 3]);
+    assert_eq!(gpt2.attention, vec![LayerAttention::full(0.25); 3]);
     assert_eq!(gpt2.head_dim, 16);
     let opt = read(&least("opt")).unwrap();
     assert_eq!(common(&opt), (norm, 1e-5, false, true, biases, true));
@@ -246,6 +252,24 @@ fn rotary_frequencies_are_those_of_transformers(#[case] preset: &str, #[case] ex
         "short_mscale": 1.5, "long_mscale": 2}}),
     "rope_scaling.long_mscale = 2"
 )]
+#[case::llama4_top_k("llama4_text", json!({"num_experts_per_tok": 2}), "num_experts_per_tok = 2")]
+#[case::llama4_chunk("llama4_text", json!({"attention_chunk_size": 0}), "attention_chunk_size is 0")]
+#[case::llama4_no_chunk(
+    "llama4_text",
+    json!({"attention_chunk_size": null, "layer_types": vec!["chunked_attention"; 30]}),
+    "layer_types[0] = \"chunked_attention\""
+)]
+#[case::llama4_windows("llama4_text", json!({"layer_types": vec!["sliding_attention"; 30]}), "layer_types[0]")]
+#[case::llama4_experts("llama4_text", json!({"moe_layers": [30]}), "moe_layers is [30]")]
+#[case::llama4_floor("llama4_text", json!({"floor_scale": 0}), "floor_scale is 0")]
+#[case::llama4_text("llama4", json!({"text_config": least("llama")}), "text_config.model_type")]
+#[case::gemma2_caps("gemma2", json!({"final_logit_softcapping": -1}), "final_logit_softcapping is -1")]
+#[case::gemma2_sides("gemma2", json!({"use_bidirectional_attention": true}), "use_bidirectional_attention")]
+#[case::phi_norms("phi", json!({"qk_layernorm": true}), "qk_layernorm")]
+#[case::cohere_norms("cohere", json!({"use_qk_norm": true}), "use_qk_norm")]
+#[case::exaone_pattern("exaone4", json!({"sliding_window_pattern": "LLX"}), "sliding_window_pattern is LLX")]
+#[case::ministral3_rope("ministral3", json!({}), "rope_parameters is missing")]
+#[case::mistral3_text("mistral3", json!({"text_config": {"model_type": "llama"}}), "text_config.model_type")]
 #[case::other_name("gpt2", json!({"hidden_size": 64}), "hidden_size")]
 #[case::gpt2_heads("gpt2", json!({"n_head": 5}), "n_head is 5")]
 #[case::gpt2_inner("gpt2", json!({"n_inner": 0}), "n_inner is 0")]

@@ -15,6 +15,8 @@ fn refused(flip: &Flip) -> Option<&'static [&'static str]> {
         // Tensors that nobody reads are most likely a mistake in the configuration.
         _ if flip.leaves_tensors => Some(&[" is there"]),
         "/tie_word_embeddings" if flip.disputed => Some(&["lm_head.weight", "model.embed_tokens.weight"]),
+        // No op attends within chunks that are shorter than the context.
+        "/attention_chunk_size" => Some(&["chunks of 7"]),
         "/rope_scaling/rope_type" if flip.disputed => Some(&["rope_type = \"default\"", "type = \"linear\""]),
         _ => None,
     }

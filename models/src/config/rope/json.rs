@@ -29,8 +29,8 @@ const KNOWN: [&str; 14] = [
     "truncate",
 ];
 
-/// The fields that tables of some families have besides.
-const GAINS: [&str; 4] = ["mscale", "mscale_all_dim", "short_mscale", "long_mscale"];
+/// The gains that tables of some families have besides.
+pub(crate) const GAINS: &[&str] = &["mscale", "mscale_all_dim", "short_mscale", "long_mscale"];
 
 /// The facts about a model that reading its rotary embedding depends on.
 #[derive(Clone, Debug)]
@@ -44,8 +44,8 @@ pub(crate) struct RopeDefaults {
     pub(crate) original_context: Option<usize>,
     /// The part of each head that is rotated if no field says; `None` in families that rotate whole heads only.
     pub(crate) partial: Option<f64>,
-    /// Whether a table may have [`GAINS`].
-    pub(crate) gains: bool,
+    /// The fields that a table may have besides those that all families have.
+    pub(crate) more: &'static [&'static str],
     /// The scaling if there is no table.
     pub(crate) scaling: Option<RopeScaling>,
 }
@@ -61,7 +61,7 @@ impl RopeDefaults {
             theta: 10_000.0,
             original_context: None,
             partial: None,
-            gains: false,
+            more: &[],
             scaling: None,
         }
     }
@@ -75,9 +75,13 @@ impl RopeDefaults {
 pub(crate) fn read(fields: &Fields<'_>, defaults: RopeDefaults) -> Result<Rope> {
     let theta = fields.positive("rope_theta")?.unwrap_or(defaults.theta);
     let part = rotated_part(fields, &defaults)?.or(defaults.partial).unwrap_or(1.0);
-    let scaling = fields.object("rope_scaling")?;
-    let parameters = fields.object("rope_parameters")?;
-    of_table(scaling.or(parameters), theta, part, &defaults)
+    of_table(table(fields)?, theta, part, &defaults)
+}
+
+/// Returns the table of a model that has the same rotary embedding in all layers.
+pub(crate) fn table<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>> {
+    let (scaling, parameters) = (fields.object("rope_scaling")?, fields.object("rope_parameters")?);
+    Ok(scaling.or(parameters))
 }
 
 impl RopesByKind {
@@ -123,7 +127,7 @@ fn of_table(table: Option<Fields<'_>>, theta: f64, part: f64, defaults: &RopeDef
         return Ok(Rope { dimensions: rotated(part), scaling, scale, ..plain });
     };
     let kind = kind(&table)?;
-    let known = |field: &str| KNOWN.contains(&field) || (defaults.gains && GAINS.contains(&field));
+    let known = |field: &str| KNOWN.contains(&field) || defaults.more.contains(&field);
     table.refuse_unread(defaults.architecture, |field, _| known(field))?;
     let theta = table.positive("rope_theta")?.unwrap_or(theta);
     let dimensions = rotated(rotated_part(&table, defaults)?.unwrap_or(part));
@@ -192,8 +196,7 @@ fn gain(table: &Fields<'_>, field: &str) -> Result<Option<f64>> {
 /// Returns the factor of attention scores that DeepSeek derives from the scaling of its rotary embedding: the square of the gain
 /// `mscale_all_dim`.
 pub(crate) fn score_factor(fields: &Fields<'_>) -> Result<f64> {
-    let (scaling, parameters) = (fields.object("rope_scaling")?, fields.object("rope_parameters")?);
-    let Some(table) = scaling.or(parameters) else { return Ok(1.0) };
+    let Some(table) = table(fields)? else { return Ok(1.0) };
     if matches!(kind(&table)?, Kind::Default) {
         return Ok(1.0);
     }

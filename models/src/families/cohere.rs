@@ -1,0 +1,94 @@
+//! Command R, Command R7B and Command A: attention and a gated MLP beside each other behind one layer norm without a bias.
+//!
+//! The rotary embedding pairs neighbours, and logits are multiplied by `logit_scale`. In Cohere 2 (R7B, A), three layers of four have a
+//! sliding window and a rotary embedding, and the others neither, or those that `layer_types` lists.
+//!
+//! Defaults: `num_attention_heads` 64, `num_key_value_heads` the number of query heads, `max_position_embeddings` 8192, `layer_norm_eps`
+//! 1e-5, `rope_theta` 500000 in `rope_parameters`, `logit_scale` 1/16, `sliding_window` 4096, `sliding_window_pattern` 4, tied
+//! embedding, no biases.
+
+use super::{architecture::Architecture, llama::LLAMA};
+use crate::{
+    config::{
+        Biases, DecoderConfig, FieldNames, Norm, Result, Rope,
+        fields::Fields,
+        hugging_face::{self, Defaults, expect},
+        rope::json::{self as rope, RopeDefaults},
+    },
+    layers::{Blocks, Builder},
+    tensor_names::Part,
+};
+use dsrun_core::{Result as CoreResult, op::RopePairing, program::ValueId};
+
+const NAMES: FieldNames = FieldNames { eps: Some("layer_norm_eps"), ..FieldNames::HUGGING_FACE };
+
+const NORM: Norm = Norm::Layer { weight: true, bias: false };
+
+/// Cohere's first and second generation.
+pub(super) const ARCHITECTURES: &[Architecture] = &[
+    COHERE,
+    Architecture {
+        name: "cohere2",
+        config: cohere2,
+        harmless: &[
+            "cache_implementation",
+            "order_of_interleaved_layers",
+            "position_embedding_type",
+            "rotary_pct",
+        ],
+        ..COHERE
+    },
+];
+
+const COHERE: Architecture = Architecture {
+    name: "cohere",
+    config: cohere,
+    harmless: &[],
+    blocks: Blocks { layer, ..LLAMA.blocks },
+    gguf: None,
+    writable: false,
+    ..LLAMA
+};
+
+/// Computes `x + attention(norm(x)) + mlp(norm(x))`.
+fn layer(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId> {
+    let normed = build.norm(x, Part::AttentionNorm)?;
+    let heads = build.heads(normed)?;
+    let heads = build.rotate(heads)?;
+    let attended = build.attend(heads)?;
+    let mlp = build.gated_mlp(normed)?;
+    build.parallel_residual(x, attended, mlp)
+}
+
+fn decoder(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderConfig> {
+    let defaults = Defaults { heads: Some(64), context: 8192, eps: 1e-5, tied: true, ..Defaults::LLAMA };
+    let mut config = hugging_face::decoder(fields, architecture, &NAMES, &defaults)?;
+    config.norm = NORM;
+    config.biases = Biases::of(fields.flag("attention_bias")?.unwrap_or(false), false);
+    config.logit_scale = fields.positive("logit_scale")?.unwrap_or(0.0625) as f32;
+    let defaults = RopeDefaults { theta: 500_000.0, ..RopeDefaults::of(&config) };
+    let rope = rope::read(fields, defaults)?;
+    config.rotate_all(Rope { pairing: RopePairing::Neighbours, ..rope });
+    Ok(config)
+}
+
+fn cohere(fields: &Fields<'_>) -> Result<DecoderConfig> {
+    let reason = "norms of heads with weights of their own are not supported (false)";
+    expect(fields, "use_qk_norm", false.into(), reason)?;
+    decoder(fields, "cohere")?.checked(&NAMES)
+}
+
+fn cohere2(fields: &Fields<'_>) -> Result<DecoderConfig> {
+    let mut config = decoder(fields, "cohere2")?;
+    for (field, wanted) in
+        [("use_parallel_block", true), ("use_qk_norm", false), ("use_gated_activation", true)]
+    {
+        expect(fields, field, wanted.into(), &format!("it must be {wanted}"))?;
+    }
+    let window = hugging_face::required_sliding_window(fields, 4096)?;
+    let period = fields.size("sliding_window_pattern", 1, usize::MAX)?.unwrap_or(4);
+    let sliding = |layer: usize| !(layer + 1).is_multiple_of(period);
+    config.set_windows(hugging_face::windows(fields, config.layers, Some(window), sliding)?);
+    config.rotate_windows_only();
+    config.checked(&NAMES)
+}

@@ -1,0 +1,88 @@
+//! GLM-4 without experts: norms around attention and MLP, and a rotary embedding of neighbours in half of each head.
+//!
+//! `glm4` has norms behind attention and MLP, too; `glm`, the form of the first GLM-4 9B, has not.
+//!
+//! Defaults: `num_key_value_heads` 2, `head_dim` 128, `max_position_embeddings` 131072, `rms_norm_eps` 1.5625e-7,
+//! `partial_rotary_factor` 0.5, biases of queries, keys and values.
+
+use super::{
+    architecture::Architecture,
+    llama::{self, LLAMA},
+};
+use crate::{
+    config::{
+        Biases, DecoderConfig, FieldNames, Result, Rope,
+        fields::Fields,
+        hugging_face::{self, Defaults},
+        rope::json::{self as rope, RopeDefaults},
+    },
+    layers::{Blocks, Builder},
+    tensor_names::{Names, Part, TensorName},
+};
+use dsrun_core::{Result as CoreResult, op::RopePairing, program::ValueId};
+
+const NAMES: FieldNames = FieldNames::HUGGING_FACE;
+
+const GATE_AND_UP: TensorName = TensorName::of(&[Part::Gate, Part::Up], "layers.{}.mlp.gate_up_proj");
+
+/// GLM-4, of the first form and later.
+pub(super) const ARCHITECTURES: &[Architecture] = &[
+    Architecture {
+        name: "glm4",
+        config: |fields| config(fields, "glm4"),
+        tensors: Names {
+            own: &[
+                GATE_AND_UP,
+                TensorName::of(&[Part::AttentionPostNorm], "layers.{}.post_self_attn_layernorm"),
+                TensorName::of(&[Part::MlpPostNorm], "layers.{}.post_mlp_layernorm"),
+            ],
+            ..Names::HUGGING_FACE
+        },
+        blocks: Blocks { layer, ..LLAMA.blocks },
+        ..GLM
+    },
+    GLM,
+];
+
+const GLM: Architecture = Architecture {
+    name: "glm",
+    config: |fields| config(fields, "glm"),
+    harmless: &[],
+    tensors: Names { own: &[GATE_AND_UP], ..Names::HUGGING_FACE },
+    blocks: Blocks { layer: llama::layer, ..LLAMA.blocks },
+    gguf: None,
+    writable: false,
+};
+
+/// Computes `x + norm(attention(norm(x)))`, then `x + norm(mlp(norm(x)))`.
+fn layer(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId> {
+    let x = build.residual(x, |build, x| {
+        let x = build.norm(x, Part::AttentionNorm)?;
+        let heads = build.heads(x)?;
+        let heads = build.rotate(heads)?;
+        let y = build.attend(heads)?;
+        build.norm(y, Part::AttentionPostNorm)
+    })?;
+    build.residual(x, |build, x| {
+        let x = build.norm(x, Part::MlpNorm)?;
+        let y = build.gated_mlp(x)?;
+        build.norm(y, Part::MlpPostNorm)
+    })
+}
+
+fn config(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderConfig> {
+    let defaults = Defaults {
+        kv_heads: Some(2),
+        head_dim: Some(128),
+        context: 131_072,
+        eps: 1.5625e-7,
+        ..Defaults::LLAMA
+    };
+    let mut config = hugging_face::decoder(fields, architecture, &NAMES, &defaults)?;
+    let biases = Biases::of(fields.flag("attention_bias")?.unwrap_or(true), false);
+    config.biases = Biases { output: false, ..biases };
+    let defaults = RopeDefaults { partial: Some(0.5), ..RopeDefaults::of(&config) };
+    let rope = rope::read(fields, defaults)?;
+    config.rotate_all(Rope { pairing: RopePairing::Neighbours, ..rope });
+    config.checked(&NAMES)
+}

@@ -1,0 +1,70 @@
+//! StarCoder2: rotated heads, layer norms, and an MLP without a gate.
+//!
+//! Defaults: `num_attention_heads` 24, `num_key_value_heads` 2, `max_position_embeddings` 4096, `norm_epsilon` 1e-5, `hidden_act`
+//! tanh-GELU, no sliding window, biases everywhere but in the head (`use_bias`), tied embedding.
+
+use super::{architecture::Architecture, llama::LLAMA};
+use crate::{
+    config::{
+        Biases, DecoderConfig, FieldNames, Norm, Result,
+        fields::Fields,
+        hugging_face::{self, Defaults},
+        rope::json::{self as rope, RopeDefaults},
+    },
+    layers::{Blocks, Builder},
+    tensor_names::{Names, Part, TensorName},
+};
+use dsrun_core::{Result as CoreResult, op::Nonlinearity, program::ValueId};
+
+const NAMES: FieldNames =
+    FieldNames { head_dim: None, eps: Some("norm_epsilon"), ..FieldNames::HUGGING_FACE };
+
+/// StarCoder2.
+pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
+    name: "starcoder2",
+    config,
+    harmless: &["activation_function", "embedding_dropout", "norm_type", "residual_dropout"],
+    tensors: Names {
+        own: &[
+            TensorName::of(&[Part::Up], "layers.{}.mlp.c_fc"),
+            TensorName::of(&[Part::Down], "layers.{}.mlp.c_proj"),
+        ],
+        ..Names::HUGGING_FACE
+    },
+    blocks: Blocks { layer, ..LLAMA.blocks },
+    gguf: None,
+    writable: false,
+}];
+
+/// Computes `x + attention(norm(x))`, then `x + mlp(norm(x))`, without a gate.
+fn layer(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId> {
+    let x = build.residual(x, |build, x| {
+        let x = build.norm(x, Part::AttentionNorm)?;
+        let heads = build.heads(x)?;
+        let heads = build.rotate(heads)?;
+        build.attend(heads)
+    })?;
+    build.residual(x, |build, x| {
+        let x = build.norm(x, Part::MlpNorm)?;
+        build.mlp(x)
+    })
+}
+
+fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
+    let defaults = Defaults {
+        heads: Some(24),
+        kv_heads: Some(2),
+        context: 4096,
+        eps: 1e-5,
+        tied: true,
+        activation: Nonlinearity::GeluTanh,
+        ..Defaults::LLAMA
+    };
+    let mut config = hugging_face::decoder(fields, "starcoder2", &NAMES, &defaults)?;
+    let biased = fields.flag("use_bias")?.unwrap_or(true);
+    config.norm = Norm::LAYER;
+    config.biases = Biases { gate: false, ..Biases::of(biased, biased) };
+    config.rotate_all(rope::read(fields, RopeDefaults::of(&config))?);
+    config.set_windows(vec![hugging_face::sliding_window(fields, None)?; config.layers]);
+    config.checked(&NAMES)
+}
