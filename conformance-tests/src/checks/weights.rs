@@ -103,7 +103,10 @@ pub(super) fn broken_readers(subject: &Subject) -> Outcome {
                         format!("{name}: the error is not the reader's, which is `{GONE}`: {error}")
                     })?
                 }
-                Ok(_) => ensure(reads_left > 0, || format!("{name} is packed without its rows"))?,
+                Ok(packed) => {
+                    drop(packed);
+                    ensure(reads_left > 0, || format!("{name} is packed without its rows"))?;
+                }
             }
             bench.wait()?;
             let after = bench.device.memory().used;
