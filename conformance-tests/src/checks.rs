@@ -14,6 +14,8 @@ mod decoder;
 mod faults;
 mod indices;
 mod jobs;
+mod large;
+mod leaks;
 mod logits;
 mod memory;
 mod metamorphic;
@@ -27,6 +29,7 @@ mod sampling;
 mod tape;
 mod threads;
 mod token;
+mod weights;
 
 pub(crate) use accounts::remember_process;
 
@@ -272,9 +275,33 @@ pub const CHECKS: &[Check] = &[
     ),
     check!(
         "process_untouched",
-        "calls change neither environment, working directory nor signal handlers of the process",
+        "calls leave environment, working directory, files, signal handlers and arithmetic of the process alone",
         None,
         accounts::process
+    ),
+    check!(
+        "memory_host_objects",
+        "a plugin frees the calls and errors that the host makes for it",
+        None,
+        leaks::host_objects
+    ),
+    check!(
+        "memory_process",
+        "what is made and dropped thousands of times leaves nothing in the memory of the process",
+        None,
+        leaks::process
+    ),
+    check!(
+        "packed_layouts",
+        "a packed weight has the size that was said, and is counted while it lives",
+        None,
+        weights::layouts
+    ),
+    check!(
+        "packed_readers",
+        "an error of a weight's reader is passed on, and nothing is held after it",
+        None,
+        weights::broken_readers
     ),
     check!("events", "an event is reached when all work before it is complete", CORE, faults::events),
     check!("indices", "indices out of range read and write nothing", CORE, indices::hostile_indices),
@@ -322,6 +349,14 @@ pub const CHECKS: &[Check] = &[
         CORE,
         logits::tiny_llama
     ),
+];
+
+/// Checks that take gigabytes of memory and minutes on a CPU, which run only where they are asked for.
+pub const LARGE: &[Check] = &[
+    check!("large_gather", "rows are gathered from behind element 2^31", None, large::gather),
+    check!("large_add", "sums have more than 2^31 elements", None, large::add),
+    check!("large_linear", "a linear layer has more than 2^31 results", None, large::linear),
+    check!("large_cache", "attention reads pages behind element 2^31 of their cache", None, large::cache),
 ];
 
 impl Check {
@@ -375,7 +410,7 @@ mod tests {
     #[test]
     fn names_are_unique_and_plain() {
         let mut seen = HashSet::new();
-        for check in CHECKS {
+        for check in CHECKS.iter().chain(LARGE) {
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
             assert!(!check.id.is_empty() && check.id.chars().all(plain), "{}", check.id);
             assert!(!check.about.is_empty(), "{} has no description", check.id);

@@ -19,10 +19,11 @@ mod summary;
 mod supervisor;
 mod table;
 mod text;
+mod times;
 mod waivers;
 mod worker;
 
-use crate::suite::{DRAWN, Group, groups};
+use crate::suite::{DRAWN, Group, groups, large_groups};
 use anyhow::{Context, Result};
 use arguments::{Arguments, Command, List, Run};
 use clap::Parser;
@@ -43,8 +44,9 @@ use std::{
     time::{Duration, Instant},
 };
 use summary::{Asked, Summary};
-use supervisor::{Plan, Unit};
+use supervisor::{Plan, Results, Unit};
 use text::{Style, WIDTH};
+use times::Reference;
 use waivers::Waivers;
 
 /// The exit status if a case failed.
@@ -75,6 +77,7 @@ pub fn main(linked: &[Arc<dyn Backend>]) -> ExitCode {
 fn run(arguments: &Run) -> Result<ExitCode> {
     interrupt::listen()?;
     let waivers = arguments.waivers.as_deref().map(Waivers::read).transpose()?.unwrap_or_default();
+    let reference = arguments.compare.as_deref().map(Reference::read).transpose()?;
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let plan = Plan {
         target: arguments.target.clone(),
@@ -82,6 +85,7 @@ fn run(arguments: &Run) -> Result<ExitCode> {
         timeout: Duration::from_secs(arguments.timeout),
         seed: arguments.selection.seed,
         drawn: DRAWN,
+        soak: arguments.soak.map(Duration::from_secs),
     };
     let started = Instant::now();
     let identity = plan.identify()?;
@@ -95,13 +99,14 @@ fn run(arguments: &Run) -> Result<ExitCode> {
     }
     let units = units(arguments, &profiles)?;
     let progress = Progress::new();
-    let mut records = plan.run(&units, &|record| progress.observe(record))?;
+    let Results { mut records, soaked } = plan.run(&units, &|record| progress.observe(record))?;
     progress.finish();
     waivers.apply(&mut records, jiff::Zoned::now().date());
     for id in waivers.unused(&records) {
         note(&format!("note: {id} is waived, and was not run"));
     }
-    let asked = Asked { profiles: &profiles, device: plan.target.device, seed: plan.seed, drawn: plan.drawn };
+    let Plan { seed, drawn, .. } = plan;
+    let asked = Asked { profiles: &profiles, device: plan.target.device, seed, drawn, soaked };
     let summary = Summary::new(asked, identity, records, started.elapsed())?;
     if let Some(path) = &arguments.json {
         write(path, &(serde_json::to_string_pretty(&summary)? + "\n"))?;
@@ -112,7 +117,7 @@ fn run(arguments: &Run) -> Result<ExitCode> {
     if let Some(path) = &arguments.markdown {
         write(path, &markdown::render(&summary))?;
     }
-    io::stdout().lock().write_all(text::render(&summary, style()).as_bytes())?;
+    io::stdout().lock().write_all(text::render(&summary, reference.as_ref(), style()).as_bytes())?;
     Ok(if summary.passed { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
@@ -131,7 +136,8 @@ fn units(arguments: &Run, profiles: &[Profile]) -> Result<Vec<Unit>> {
         let is_repeated = group.op() == "receive" && arguments.selection.wants("send");
         group.belongs_to(profiles) && arguments.selection.wants(group.op()) && !is_repeated
     };
-    let units: Vec<Unit> = groups().filter(wanted).map(Unit::Group).collect();
+    let all = groups().chain(large_groups().filter(|_| arguments.selection.large));
+    let units: Vec<Unit> = all.filter(wanted).map(Unit::Group).collect();
     if units.is_empty() {
         let names: Vec<&str> = profiles.iter().map(|profile| profile.name()).collect();
         anyhow::bail!("no op of {} is called {}", names.join(", "), arguments.selection.op.join(" or "));
@@ -142,7 +148,8 @@ fn units(arguments: &Run, profiles: &[Profile]) -> Result<Vec<Unit>> {
 fn list(arguments: &List) -> Result<()> {
     let mut output = io::stdout().lock();
     let mut any = false;
-    for group in groups().filter(|group| arguments.selection.wants(group.op()) && group.op() != "receive") {
+    let all = groups().chain(large_groups().filter(|_| arguments.selection.large));
+    for group in all.filter(|group| arguments.selection.wants(group.op()) && group.op() != "receive") {
         any = true;
         for id in group.ids(arguments.selection.seed, DRAWN) {
             writeln!(output, "{id}")?;

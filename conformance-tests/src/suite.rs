@@ -3,7 +3,7 @@
 use crate::{
     case::{CallCase, Case, Operand},
     cases::{TABLES, Table, uneven},
-    checks::{CHECKS, Check},
+    checks::{CHECKS, Check, LARGE},
     draw::DrawnId,
     runner::{self, Report, Status, lowering},
     subject::Subject,
@@ -58,7 +58,12 @@ enum Work {
     Check(&'static Check),
 }
 
-/// All groups, in the order of the op table, with the checks at the end.
+/// The checks that take gigabytes, which are not among [`groups`].
+pub fn large_groups() -> impl Iterator<Item = Group> {
+    LARGE.iter().map(Group::Check)
+}
+
+/// All groups but the large ones, in the order of the op table, with the checks at the end.
 pub fn groups() -> impl Iterator<Item = Group> {
     let of = |table: &'static Table| table.dtypes.iter().map(move |dtype| Group::Table(table, *dtype));
     TABLES.iter().flat_map(of).chain(CHECKS.iter().map(Group::Check))
@@ -70,7 +75,7 @@ impl Group {
         let mut parts = id.split('/');
         let (first, second) = (parts.next()?, parts.next()?);
         if first == CHECK {
-            return CHECKS.iter().find(|check| check.id == second).map(Group::Check);
+            return CHECKS.iter().chain(LARGE).find(|check| check.id == second).map(Group::Check);
         }
         // An id begins with the op, which a variant may follow: the op is the longest name that matches.
         let names = |table: &&Table| {

@@ -37,6 +37,32 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// The same numbers with what copies must keep: every NaN has a sign and payload of its own, and some of the other elements
+    /// are subnormal or zero of either sign.
+    #[must_use]
+    pub fn to_be_copied(mut self) -> Self {
+        // The bits of a number: sign, quiet NaN, and the mask of its payload.
+        let (sign, quiet, payload) = match self.dtype {
+            DType::F32 => (31, 0x7FC0_0000, 0x3F_FFFF),
+            DType::F16 => (15, 0x7E00, 0x1FF),
+            DType::BF16 => (15, 0x7FC0, 0x3F),
+            _ => return self,
+        };
+        for (at, bits) in self.bits.iter_mut().enumerate() {
+            let number = at as u32;
+            let negative = (number & 1) << sign;
+            *bits = match at % 13 {
+                _ if float::value(self.dtype, *bits).is_nan() => {
+                    quiet | number.wrapping_mul(0x9E37_79B1) & payload | negative
+                }
+                5 => negative,
+                8 => (1 + number % 100) | negative,
+                _ => *bits,
+            };
+        }
+        self
+    }
+
     /// A float tensor of values rounded to the element type.
     pub fn floats(dtype: DType, shape: &[usize], values: &[f64]) -> Self {
         let bits = values.iter().map(|value| float::bits(dtype, *value)).collect();

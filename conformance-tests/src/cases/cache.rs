@@ -28,7 +28,12 @@ const WRITES: &[Write] = &[
     ("tokens_1025", [70, 1, 16, 2, 2], 1025, None, 0),
     ("slots_65537", [65_537, 1, 1, 1, 1], 40, None, 0),
     ("heads_257", [2, 257, 2, 2, 2], 3, None, 0),
+    ("sizes_100_and_116", [3, 9, 4, 100, 116], 7, None, 0),
+    (SPECIAL, [4, 2, 8, 24, 16], 19, None, 3),
 ];
+
+/// The label of the case with rows of special values.
+const SPECIAL: &str = "special_rows";
 
 pub(super) fn kv_write(dtype: DType) -> Vec<Case> {
     // Keys and values of another type than the cache are rounded.
@@ -57,14 +62,14 @@ pub(super) fn drawn_kv_write(dtype: DType, draw: &mut Draw) -> Case {
 
 /// A case of `kv_write` with keys and values of the first type and a cache of the second.
 fn write_case([from, dtype]: [DType; 2], id: String, mut random: Random, write: Write) -> Case {
-    let (_, [pages, heads, block, key_size, value_size], tokens, extent, gap) = write;
+    let (label, [pages, heads, block, key_size, value_size], tokens, extent, gap) = write;
     let slots = slots_of(&mut random, [pages, block], tokens);
     let (mut operands, mut results) = (Vec::new(), Vec::new());
     let mut rows = Vec::new();
     for size in [key_size, value_size] {
         let shape = [pages, heads, block, size];
         let before = random.tensor(dtype, &shape, Values::Special);
-        let new = random.tensor(from, &[tokens, heads * size], Values::HeavyTailed);
+        let new = new_rows(&mut random, label, [from, dtype], [tokens, heads * size]);
         let mut elements = vec![Element::Untouched; before.bits.len()];
         for (token, slot) in slots.iter().enumerate().take(extent.unwrap_or(tokens)) {
             let Some((page, place)) = cache::place(*slot, pages, block) else { continue };
@@ -107,14 +112,14 @@ pub(super) fn drawn_latent_write(dtype: DType, draw: &mut Draw) -> Case {
 
 /// A case of `latent_write` with rows of the first type and a cache of the second.
 fn latent_case([from, dtype]: [DType; 2], id: String, mut random: Random, write: Write) -> Case {
-    let (_, [pages, heads, block, value_size, rest], tokens, extent, gap) = write;
+    let (label, [pages, heads, block, value_size, rest], tokens, extent, gap) = write;
     let slots = slots_of(&mut random, [pages, block], tokens);
     let shape = [pages, heads, block, value_size + rest];
     let before = random.tensor(dtype, &shape, Values::Special);
     let mut elements = vec![Element::Untouched; before.bits.len()];
     let mut operands = vec![Operand::laid(before, Layout::strided(gap, 1))];
     for (offset, size) in [(0, value_size), (value_size, rest)] {
-        let new = random.tensor(from, &[tokens, heads * size], Values::HeavyTailed);
+        let new = new_rows(&mut random, label, [from, dtype], [tokens, heads * size]);
         for (token, slot) in slots.iter().enumerate().take(extent.unwrap_or(tokens)) {
             let Some((page, place)) = cache::place(*slot, pages, block) else { continue };
             for (column, bits) in new.bits[token * heads * size..][..heads * size].iter().enumerate() {
@@ -126,6 +131,13 @@ fn latent_case([from, dtype]: [DType; 2], id: String, mut random: Random, write:
     }
     operands.push(Operand::laid(Tensor::vector(&slots), Layout::default().with_extent(extent)));
     Case::new(id, CallCase::new(LatentWrite {}, operands, vec![Expected::new(elements)]))
+}
+
+/// Rows of the first type to be written to a cache of the second.
+fn new_rows(random: &mut Random, label: &str, [from, dtype]: [DType; 2], shape: [usize; 2]) -> Tensor {
+    let values = if label == SPECIAL { Values::Special } else { Values::HeavyTailed };
+    let new = random.tensor(from, &shape, values);
+    if from == dtype { new.to_be_copied() } else { new }
 }
 
 /// The slots of tokens in a cache of so many pages of so many slots: every one at most once, mixed with -1 and slots out of
@@ -159,7 +171,12 @@ const MOVES: &[Move] = &[
     ("pages_1025", [1100, 1, 1, 2], 1025, None, 0),
     ("pages_65537", [65_537, 1, 1, 1], 30, None, 0),
     ("page_of_65536", [3, 8, 64, 129], 2, None, 0),
+    ("heads_17", [4, 17, 3, 20], 3, None, 0),
+    (TWICE, [7, 2, 3, 5], 9, None, 0),
 ];
+
+/// The label of the case in which a page is gathered more than once.
+const TWICE: &str = "twice";
 
 /// The cases of an op that copies pages.
 fn cases_of(name: &str, dtype: DType, make: fn(DType, String, Random, Move) -> Case) -> Vec<Case> {
@@ -205,10 +222,14 @@ fn page_gather_case(
     dtype: DType,
     id: String,
     mut random: Random,
-    (_, shape, count, extent, gap): Move,
+    (label, shape, count, extent, gap): Move,
 ) -> Case {
-    let cache = random.tensor(dtype, &shape, Values::Special);
-    let wanted = pages(&mut random, shape[0], count);
+    let cache = random.tensor(dtype, &shape, Values::Special).to_be_copied();
+    let mut wanted = pages(&mut random, shape[0], count);
+    if label == TWICE {
+        wanted.fill(2);
+        wanted[4] = 5;
+    }
     let size: usize = shape[1..].iter().product();
     let row = |index: &i32| match cache::page(*index, shape[0]) {
         Some(page) => cache.bits[page * size..][..size].iter().copied().map(Element::Bits).collect(),
@@ -238,7 +259,7 @@ fn page_scatter_case(
 ) -> Case {
     let before = random.tensor(dtype, &shape, Values::Special);
     let size: usize = shape[1..].iter().product();
-    let x = random.tensor(dtype, &[count, size], Values::Special);
+    let x = random.tensor(dtype, &[count, size], Values::Special).to_be_copied();
     let places = pages(&mut random, shape[0], count);
     let mut elements = vec![Element::Untouched; before.bits.len()];
     for (row, index) in places.iter().enumerate().take(extent.unwrap_or(count)) {

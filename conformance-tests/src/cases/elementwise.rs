@@ -1,11 +1,11 @@
 //! Cases of `add`, `cast` and `columns`.
 
-use super::plane::{Plane, drawn, planes, threshold_planes};
+use super::plane::{Plane, drawn, planes, special_planes, threshold_planes};
 use crate::{
     case::{CallCase, Case, Element, Expected, Operand},
     draw::Draw,
     oracle::{Real, elementwise},
-    random::Values,
+    random::{Random, Values},
 };
 use dsrun_core::{
     DType,
@@ -18,14 +18,20 @@ const KINDS: &[Values] =
 pub(super) fn add(dtype: DType) -> Vec<Case> {
     let mut planes = planes("add", dtype, KINDS, |features| features);
     planes.extend(threshold_planes("add", dtype, |features| features));
-    planes.into_iter().map(|plane| add_case(dtype, plane)).collect()
+    // What 0 multiplies is not skipped: it may be NaN or infinite.
+    let zero = special_planes("add", dtype, |features| features).into_iter().next().map(|plane| {
+        let id = format!("add/{dtype}/special_alpha_of_zero");
+        let plane = Plane { random: Random::named(&id), id, values: Values::Special, number: 3, ..plane };
+        add_case(dtype, plane, Some(0.0))
+    });
+    planes.into_iter().map(|plane| add_case(dtype, plane, None)).chain(zero).collect()
 }
 
 pub(super) fn drawn_add(dtype: DType, draw: &mut Draw) -> Case {
-    add_case(dtype, drawn(draw, KINDS, |features| features))
+    add_case(dtype, drawn(draw, KINDS, |features| features), None)
 }
 
-fn add_case(dtype: DType, plane: Plane) -> Case {
+fn add_case(dtype: DType, plane: Plane, alpha: Option<f32>) -> Case {
     let (mut random, columns, number) = (plane.random.clone(), plane.features, plane.number);
     let shape = [plane.rows, columns];
     let (a, b) = (random.tensor(dtype, &shape, plane.values), random.tensor(dtype, &shape, plane.values));
@@ -33,7 +39,7 @@ fn add_case(dtype: DType, plane: Plane) -> Case {
     // The bias may have another type than the other operands.
     let bias_type = if number % 8 == 2 { DType::F32 } else { dtype };
     let bias = (number % 4 >= 2).then(|| random.tensor(bias_type, &[columns], Values::Uniform));
-    let alpha = random.pick(&[1.0f32, 1.0, -0.5, 0.125]);
+    let alpha = alpha.unwrap_or_else(|| random.pick(&[1.0f32, 1.0, -0.5, 0.125]));
     let (av, bv) = (a.values(), b.values());
     let (cv, biases) = (c.as_ref().map(|c| c.values()), bias.as_ref().map(|bias| bias.values()));
     let element = |index: usize| {
@@ -59,6 +65,7 @@ pub(super) fn cast(dtype: DType) -> Vec<Case> {
         let name = format!("cast_to_{to}");
         let mut planes = planes(&name, dtype, KINDS, |features| features);
         planes.extend(threshold_planes(&name, dtype, |features| features));
+        planes.extend(special_planes(&name, dtype, |features| features));
         planes.into_iter().map(move |plane| cast_case(dtype, to, plane))
     };
     FLOATS.into_iter().flat_map(to).collect()
@@ -74,6 +81,8 @@ fn cast_case(dtype: DType, to: DType, plane: Plane) -> Case {
     // Heavy tails times 1000 exceed the range of f16.
     let factor = if plane.values == Values::HeavyTailed { 1000.0 } else { 1.0 };
     let x = random.scaled(dtype, &[plane.rows, plane.features], plane.values, factor);
+    // A cast to the same type copies bits.
+    let x = if to == dtype { x.to_be_copied() } else { x };
     let nan = Element::Real(Real::new(f64::NAN, 0.0));
     let element = |bits: &u32| elementwise::cast(dtype, *bits, to).map_or_else(|| nan.clone(), Element::Bits);
     let expected = Expected::new(x.read_bits().iter().map(element).collect());
@@ -85,7 +94,8 @@ fn cast_case(dtype: DType, to: DType, plane: Plane) -> Case {
 pub(super) fn columns(dtype: DType) -> Vec<Case> {
     let mut planes = planes("columns", dtype, KINDS, |features| features);
     let over = threshold_planes("columns", dtype, |features| features);
-    planes.extend(over.into_iter().map(|plane| Plane { number: 2, ..plane }));
+    let over = over.into_iter().chain(special_planes("columns", dtype, |features| features));
+    planes.extend(over.map(|plane| Plane { number: 2, ..plane }));
     planes.into_iter().map(|plane| columns_case(dtype, plane)).collect()
 }
 
@@ -96,7 +106,7 @@ pub(super) fn drawn_columns(dtype: DType, draw: &mut Draw) -> Case {
 fn columns_case(dtype: DType, plane: Plane) -> Case {
     let (mut random, features) = (plane.random.clone(), plane.features);
     // Copies are exact to the bit, including NaN.
-    let x = random.tensor(dtype, &[plane.rows, features], plane.values);
+    let x = random.tensor(dtype, &[plane.rows, features], plane.values).to_be_copied();
     let (start, count) = match plane.number % 4 {
         0 => (0, features),
         1 => (features, 0),

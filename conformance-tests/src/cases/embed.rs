@@ -154,7 +154,7 @@ fn gather_case(
     columns: usize,
 ) -> Case {
     // Copies are exact to the bit, including NaN.
-    let x = random.tensor(dtype, &[rows, columns], Values::Special);
+    let x = random.tensor(dtype, &[rows, columns], Values::Special).to_be_copied();
     let index = |random: &mut Random| match random.below(6) {
         0 => -1,
         1 => random.pick(&[-2, rows as i32, i32::MAX, i32::MIN]),

@@ -33,21 +33,34 @@ pub(super) fn rms_norm(dtype: DType) -> Vec<Case> {
     planes.extend(special_planes("rms_norm", dtype, |features| features));
     planes.extend(threshold_planes("rms_norm", dtype, |features| features));
     planes.push(Plane { id, rows: 4301, features: 40, layout, values, random, number: 0 });
-    planes.into_iter().map(|plane| rms_case(dtype, plane)).collect()
+    let small = small_values("rms_norm", dtype);
+    let cases = planes.into_iter().map(|plane| rms_case(dtype, plane, None));
+    cases.chain([rms_case(dtype, small, Some(SMALL))]).collect()
 }
 
 pub(super) fn drawn_rms_norm(dtype: DType, draw: &mut Draw) -> Case {
-    rms_case(dtype, drawn(draw, KINDS, |features| features))
+    rms_case(dtype, drawn(draw, KINDS, |features| features), None)
 }
 
-fn rms_case(dtype: DType, plane: Plane) -> Case {
+/// A factor of the values and an eps that is small beside their squares, though no model has one so small.
+const SMALL: (f64, f32) = (0.01, 1e-9);
+
+/// The plane for [`SMALL`].
+fn small_values(op: &str, dtype: DType) -> Plane {
+    let id = format!("{op}/{dtype}/small_eps");
+    let random = Random::named(&id);
+    Plane { id, rows: 5, features: 60, layout: Layout::default(), values: Values::Uniform, random, number: 2 }
+}
+
+fn rms_case(dtype: DType, plane: Plane, small: Option<(f64, f32)>) -> Case {
     let (mut random, columns) = (plane.random.clone(), plane.features);
     let width = width(columns, plane.number);
-    let x = random.tensor(dtype, &[plane.rows, columns], plane.values);
+    let x = random.scaled(dtype, &[plane.rows, columns], plane.values, small.map_or(1.0, |small| small.0));
     // Some models store norm weights in f32 and activations in another type.
     let weight_type = if plane.number % 5 == 4 { DType::F32 } else { dtype };
     let weight = random.tensor(weight_type, &[width], Values::HeavyTailed);
     let (eps, weight_offset) = (random.pick(&EPSILONS), random.pick(&[0.0f32, 1.0]));
+    let eps = small.map_or(eps, |small| small.1);
     let (values, weights) = (x.values(), weight.values());
     let groups = values.chunks(width);
     let reals = groups.flat_map(|x| norm::rms_norm(x, &weights, f64::from(eps), f64::from(weight_offset)));
@@ -60,20 +73,22 @@ pub(super) fn layer_norm(dtype: DType) -> Vec<Case> {
     let mut planes = planes("layer_norm", dtype, &Values::USUAL, |features| features);
     planes.extend(special_planes("layer_norm", dtype, |features| features));
     planes.extend(threshold_planes("layer_norm", dtype, |features| features));
-    planes.into_iter().map(|plane| layer_case(dtype, plane)).collect()
+    let small = small_values("layer_norm", dtype);
+    let cases = planes.into_iter().map(|plane| layer_case(dtype, plane, None));
+    cases.chain([layer_case(dtype, small, Some(SMALL))]).collect()
 }
 
 pub(super) fn drawn_layer_norm(dtype: DType, draw: &mut Draw) -> Case {
-    layer_case(dtype, drawn(draw, &Values::USUAL, |features| features))
+    layer_case(dtype, drawn(draw, &Values::USUAL, |features| features), None)
 }
 
-fn layer_case(dtype: DType, plane: Plane) -> Case {
+fn layer_case(dtype: DType, plane: Plane, small: Option<(f64, f32)>) -> Case {
     let (mut random, columns) = (plane.random.clone(), plane.features);
-    let x = random.tensor(dtype, &[plane.rows, columns], plane.values);
+    let x = random.scaled(dtype, &[plane.rows, columns], plane.values, small.map_or(1.0, |small| small.0));
     let weight =
         plane.number.is_multiple_of(2).then(|| random.tensor(dtype, &[columns], Values::HeavyTailed));
     let bias = (!plane.number.is_multiple_of(3)).then(|| random.tensor(dtype, &[columns], Values::Uniform));
-    let eps = random.pick(&EPSILONS);
+    let eps = small.map_or_else(|| random.pick(&EPSILONS), |small| small.1);
     let (weights, biases) = (weight.as_ref().map(|w| w.values()), bias.as_ref().map(|b| b.values()));
     let values = x.values();
     let rows = values.chunks(columns.max(1));

@@ -52,11 +52,16 @@ pub(super) fn rope(dtype: DType) -> Vec<Case> {
             let random = Random::named(&id);
             rope_case(dtype, id, random, pairing, *shape, Values::USUAL[number % 3])
         };
-        let special = [("special_rare", Values::Rare), ("special_zeros", Values::Zeros)];
-        let special = special.into_iter().map(move |(label, values)| {
+        // At position 0 the sine is 0, and what it multiplies may be NaN or infinite all the same.
+        let special = [
+            ("special_rare", Values::Rare, 3),
+            ("special_zeros", Values::Zeros, 3),
+            ("special_at_zero", Values::Special, 0),
+        ];
+        let special = special.into_iter().map(move |(label, values, first)| {
             let id = format!("rope_{}/{dtype}/{label}", pairing.name());
             let random = Random::named(&id);
-            rope_case(dtype, id, random, pairing, (label, 9, 2, 16, 8, 3, layout(0, None)), values)
+            rope_case(dtype, id, random, pairing, (label, 9, 2, 16, 8, first, layout(0, None)), values)
         });
         let over = THRESHOLDS.iter().map(move |shape| {
             let id = format!("rope_{}/{dtype}/{}", pairing.name(), shape.0);

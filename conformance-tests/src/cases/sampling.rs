@@ -143,9 +143,16 @@ pub(super) fn argmax(dtype: DType) -> Vec<Case> {
     ];
     let x = Tensor::floats(dtype, &[6, 3], rows.as_flattened());
     cases.push(argmax_case(format!("argmax/{dtype}/edges_of_the_numbers"), &x, 3, Layout::default()));
+    let x = Tensor::floats(dtype, &[4, 1], &[f64::NAN, f64::NEG_INFINITY, -1.0, f64::INFINITY]);
+    cases.push(argmax_case(format!("argmax/{dtype}/edges_in_one_column"), &x, 1, Layout::default()));
     let id = format!("argmax/{dtype}/special_subnormals");
     let tiny = Random::named(&id).scaled(dtype, &[13, 61], Values::Subnormal, 0.2);
     cases.push(argmax_case(id, &tiny, 61, Layout::default()));
+    // More columns than 17 bits count, as in the largest vocabularies.
+    let id = format!("argmax/{dtype}/columns_262145");
+    let mut long = Random::named(&id).tensor(dtype, &[1, 262_145], Values::Uniform);
+    long.bits[262_143] = crate::oracle::float::bits(dtype, 2.0);
+    cases.push(argmax_case(id, &long, 262_145, Layout::default()));
     let empty = Tensor::floats(dtype, &[3, 0], &[]);
     cases.push(argmax_case(format!("argmax/{dtype}/empty_rows"), &empty, 0, Layout::default()));
     cases

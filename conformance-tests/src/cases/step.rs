@@ -9,7 +9,7 @@ use crate::{
 };
 use dsrun_core::{
     DType,
-    op::{CommitTokens, PrepareStep},
+    op::{CommitTokens, IN_PROMPT, PrepareStep},
 };
 
 /// Label, requests, sequences, columns of the block table, slots per page and vocabulary size of each case.
@@ -175,7 +175,7 @@ pub(super) fn drawn_commit_tokens(_: DType, draw: &mut Draw) -> Case {
 
 fn commit_case(id: String, mut random: Random, shape: [usize; 5], stops: usize, bounded: bool) -> Case {
     let [capacity, _, _, _, vocabulary] = shape;
-    let before = table(&mut random, shape);
+    let mut before = table(&mut random, shape);
     // No request occurs twice; some rows are skipped because of their request, some because of their token.
     let rows: Vec<(i32, i32)> = random
         .shuffled(capacity + 3)
@@ -188,6 +188,10 @@ fn commit_case(id: String, mut random: Random, shape: [usize; 5], stops: usize, 
     let stop = |random: &mut Random| if random.chance(0.3) { -1 } else { random.below(vocabulary) as i32 };
     let stop_ids: Vec<i32> = (0..stops).map(|_| stop(&mut random)).collect();
     let extent = bounded.then_some(rows.len() / 2);
+    // Every other token that is counted stands in the prompt too.
+    for (request, id) in rows.iter().step_by(2).filter(|(request, id)| *request >= 0 && *id >= 0) {
+        before.counts[*request as usize][*id as usize] |= IN_PROMPT;
+    }
     let mut after = before.clone();
     commit(&mut after, &rows[..extent.unwrap_or(rows.len())], &stop_ids);
     let layout = Layout::default().with_extent(extent);

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{runner::TIMEOUT, subject::Subject, tensor::Tensor};
 use dsrun_core::{
-    BlockFormat, DType, GroupFormat, TensorDesc, WeightFormat, WeightType,
+    BlockFormat, Code, DType, GroupFormat, TensorDesc, WeightFormat, WeightType,
     collective::Comm,
     device::{BufferSlice, Device, MemoryKind},
     kernels::{Arguments, Binding, OperandDesc, WeightDesc},
@@ -369,7 +369,8 @@ pub(super) fn no_means_no(subject: &Subject) -> Outcome {
             }
             ensure(!support.reason.is_empty(), || format!("{name} is not run, and no reason is given"))?;
             let planned = device.kernels().plan(&call);
-            refused(&format!("a plan for {name}, which the device says it does not run"), planned, &[])?;
+            let what = format!("a plan for {name}, which the device says it does not run");
+            refused(&what, planned, &[Code::Unsupported])?;
         }
     }
     Ok(())

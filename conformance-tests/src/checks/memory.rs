@@ -3,10 +3,11 @@
 use super::{
     bench::{Bench, During, Given, Outcome, Stop, ensure, fail, floats, open},
     jobs::{Job, jobs},
+    weights,
 };
 use crate::{runner::TIMEOUT, subject::Subject, tensor::Tensor};
 use dsrun_core::{
-    Code, DType,
+    Code, DType, Error,
     checked::CheckedPlan,
     device::{BufferSlice, Device, DeviceOptions, MemoryKind},
     op::Add,
@@ -90,7 +91,7 @@ pub(super) fn growth(subject: &Subject) -> Outcome {
 }
 
 /// Makes one of everything, uses it, and drops it.
-fn everything(bench: &mut Bench) -> Outcome {
+pub(super) fn everything(bench: &mut Bench) -> Outcome {
     let dtype = floats(&*bench.device)[0];
     let device = bench.device.clone();
     for job in jobs(bench, dtype, 1)? {
@@ -163,11 +164,38 @@ pub(super) fn limit(subject: &Subject) -> Outcome {
     let mut bench = Bench::new(&device)?;
     match device.allocate(LIMIT as usize * 2, MemoryKind::Device) {
         Ok(_) => return fail("twice the memory limit was allocated"),
-        Err(error) => ensure(error.code() == Code::OutOfMemory, || {
-            format!("beyond the memory limit, {} is reported: {error}", error.code().name())
-        })?,
+        Err(error) => out_of_memory("beyond the memory limit", &error)?,
     }
+    const PIECE: usize = LIMIT as usize / 16;
+    for round in 0..2 {
+        let mut pieces = Vec::new();
+        loop {
+            match device.allocate(PIECE, MemoryKind::Device) {
+                Ok(piece) => pieces.push(piece),
+                Err(error) => break out_of_memory("when the memory limit is reached", &error)?,
+            }
+            let held = (pieces.len() * PIECE) as u64;
+            ensure(held <= LIMIT, || format!("{held} bytes are held under a memory limit of {LIMIT}"))?;
+            let free = device.memory().free;
+            ensure(free.is_none_or(|free| free <= LIMIT - held), || {
+                format!("{free:?} bytes are free while {held} are held under a memory limit of {LIMIT}")
+            })?;
+        }
+        ensure(pieces.len() >= 8, || {
+            let held = pieces.len() * PIECE;
+            format!("a handle with a memory limit of {LIMIT} gives only {held} bytes (round {round})")
+        })?;
+        pieces.pop();
+        device.allocate(PIECE, MemoryKind::Device).during("an allocation in place of what was freed")?;
+    }
+    weights::beyond_limit(&mut bench, LIMIT as usize)?;
     sum_is_right(&mut bench)
+}
+
+fn out_of_memory(when: &str, error: &Error) -> Outcome {
+    ensure(error.code() == Code::OutOfMemory, || {
+        format!("{when}, {} is reported: {error}", error.code().name())
+    })
 }
 
 /// Whether the device still computes: `1 + 2 = 3`.

@@ -55,6 +55,9 @@ pub(crate) struct Selection {
     /// Only cases of these ops; `*` matches any characters, `check` selects the checks of behaviour. May be given several times.
     #[arg(long, value_name = "GLOB", num_args = 1..)]
     pub(crate) op: Vec<String>,
+    /// Also the checks on tensors of more than 2^31 elements, which take up to 26 GB of memory.
+    #[arg(long)]
+    pub(crate) large: bool,
     /// The seed of the random cases.
     #[arg(long, default_value_t = crate::suite::SEED, value_name = "NUMBER")]
     pub(crate) seed: u64,
@@ -67,7 +70,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) selection: Selection,
     /// Only these cases, by their ids. May be given several times.
-    #[arg(long, value_name = "ID", num_args = 1.., conflicts_with_all = ["op", "seed"])]
+    #[arg(long, value_name = "ID", num_args = 1.., conflicts_with_all = ["op", "seed", "large"])]
     pub(crate) case: Vec<String>,
     /// Also write the results to a JSON file.
     #[arg(long, value_name = "FILE")]
@@ -78,12 +81,18 @@ pub(crate) struct Run {
     /// Also write a Markdown page with a table of ops and element types, for publication.
     #[arg(long, value_name = "FILE")]
     pub(crate) markdown: Option<PathBuf>,
+    /// Show the seconds of each op beside those in a JSON file of another run, such as one of the backend `cpu`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) compare: Option<PathBuf>,
     /// A TOML file of known failures, each with a reason and an expiry date.
     #[arg(long, value_name = "FILE")]
     pub(crate) waivers: Option<PathBuf>,
     /// Number of processes that run cases in parallel. By default, one for each core, at most 8.
     #[arg(long, value_name = "COUNT")]
     pub(crate) jobs: Option<NonZeroUsize>,
+    /// After the cases, repeat them with other seeds for this many seconds, or until one fails.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    pub(crate) soak: Option<u64>,
     /// Time limit of a case, in seconds.
     #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,

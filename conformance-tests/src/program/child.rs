@@ -36,6 +36,8 @@ pub(crate) struct Child {
     /// Disconnects when standard error is closed.
     errors: Receiver<()>,
     tail: Arc<Tail>,
+    /// What of the tail came from standard output.
+    printed: Arc<Tail>,
 }
 
 /// The result of waiting for a worker.
@@ -77,12 +79,12 @@ impl Child {
             .spawn()
             .context("a child process cannot be started")?;
         let input = process.stdin.take();
-        let tail = Arc::new(Tail::default());
+        let (tail, printed) = (Arc::new(Tail::default()), Arc::new(Tail::default()));
         let (event_sender, events) = mpsc::channel();
         let (error_sender, errors) = mpsc::channel();
         if let Some(output) = process.stdout.take() {
-            let tail = tail.clone();
-            thread::spawn(move || read_events(output, &event_sender, &tail));
+            let tails = [tail.clone(), printed.clone()];
+            thread::spawn(move || read_events(output, &event_sender, &tails));
         }
         if let Some(output) = process.stderr.take() {
             let tail = tail.clone();
@@ -91,7 +93,7 @@ impl Child {
                 drop(error_sender);
             });
         }
-        Ok(Self { process, input, events, errors, tail })
+        Ok(Self { process, input, events, errors, tail, printed })
     }
 
     /// Sends a request. If the child has exited, [`Self::receive`] reports it.
@@ -139,6 +141,11 @@ impl Child {
         self.tail.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
+    /// The first of the last lines that the backend has written to standard output.
+    pub(crate) fn printed(&self) -> Option<String> {
+        self.printed.0.lock().unwrap_or_else(PoisonError::into_inner).front().cloned()
+    }
+
     /// Waits for the exit of a process whose standard output is closed, and describes it.
     fn exit(&mut self, timeout: Duration) -> String {
         let deadline = Instant::now() + timeout;
@@ -164,16 +171,17 @@ impl Drop for Child {
     }
 }
 
-fn read_events(output: impl Read, events: &Sender<Event>, tail: &Tail) {
+fn read_events(output: impl Read, events: &Sender<Event>, tails: &[Arc<Tail>]) {
+    let push = |text: &str| tails.iter().for_each(|tail| tail.push(text));
     each_line(output, |line| match line.split_once(MARK) {
         Some((before, message)) => {
-            tail.push(before);
+            push(before);
             match serde_json::from_str(message) {
                 Ok(event) => drop(events.send(event)),
-                Err(_) => tail.push(line),
+                Err(_) => push(line),
             }
         }
-        None => tail.push(line),
+        None => push(line),
     });
 }
 

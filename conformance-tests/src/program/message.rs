@@ -1,6 +1,6 @@
 //! The messages between parent and worker: lines of JSON on the worker's standard input and output.
 //!
-//! A plugin may write to standard output too. Each event therefore begins with a line break and [`MARK`]; all other output is
+//! A plugin that writes to standard output breaks a rule, but not the protocol: each event begins with a line break and [`MARK`]; all other output is
 //! treated like the worker's standard error.
 
 use super::{backend::Identity, record::Record};

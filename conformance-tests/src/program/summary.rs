@@ -25,6 +25,8 @@ pub(crate) struct Summary {
     seed: u64,
     /// Number of random cases for each op and element type.
     drawn: usize,
+    /// Number of cases that ran again after all had run.
+    soaked: usize,
     pub(crate) seconds: f64,
     pub(crate) passed: bool,
     pub(crate) counts: BTreeMap<&'static str, usize>,
@@ -67,6 +69,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) device: usize,
     pub(crate) seed: u64,
     pub(crate) drawn: usize,
+    pub(crate) soaked: usize,
 }
 
 impl Summary {
@@ -104,6 +107,7 @@ impl Summary {
             profiles: asked.profiles.iter().map(|profile| profile.name().to_owned()).collect(),
             seed: asked.seed,
             drawn: asked.drawn,
+            soaked: asked.soaked,
             seconds: took.as_secs_f64(),
             passed: !cases.iter().any(Record::is_failure),
             counts: Outcome::ALL.map(|outcome| (outcome.name(), count(outcome))).into(),
@@ -120,7 +124,11 @@ impl Summary {
                 (count > 0).then(|| format!("{count} {}", outcome.name()))
             })
             .collect();
-        format!("{} cases in {:.1} s: {}", self.cases.len(), self.seconds, counted.join(", "))
+        let soaked = match self.soaked {
+            0 => String::new(),
+            soaked => format!(", and {soaked} again with other seeds"),
+        };
+        format!("{} cases in {:.1} s{soaked}: {}", self.cases.len(), self.seconds, counted.join(", "))
     }
 
     /// One line with backend, device, profiles and seed, without the path of the library.

@@ -13,8 +13,9 @@ use crate::{
 };
 use anyhow::{Context, Result, bail};
 use std::{
+    collections::HashSet,
     sync::{
-        Mutex, PoisonError,
+        Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
@@ -31,6 +32,8 @@ const SEARCH_TIME: Duration = Duration::from_secs(20);
 const FAILURE_LIMITS: [(Outcome, usize); 2] = [(Outcome::Crash, 10), (Outcome::Timeout, 3)];
 /// Follows a group's name in the id of the record for its abandoned cases.
 const NOT_RUN: &str = "/not_run";
+/// The check that fails if the backend has written to standard output, which only this side sees.
+const PROCESS_UNTOUCHED: &str = "check/process_untouched";
 /// The minimum time limit for loading a backend, which may compile kernels.
 const LOADING: Duration = Duration::from_secs(120);
 
@@ -41,6 +44,8 @@ pub(crate) struct Plan {
     pub(crate) jobs: usize,
     /// The time limit of a case.
     pub(crate) timeout: Duration,
+    /// How long to repeat the cases with other seeds, once all have run.
+    pub(crate) soak: Option<Duration>,
     pub(crate) seed: u64,
     pub(crate) drawn: usize,
 }
@@ -50,6 +55,15 @@ pub(crate) struct Plan {
 pub(crate) enum Unit {
     Group(Group),
     Case(String),
+}
+
+/// All that a run has found.
+#[derive(Debug)]
+pub(crate) struct Results {
+    /// The records of all cases, in the order of the units, then failures of the soak.
+    pub(crate) records: Vec<Record>,
+    /// The number of cases that the soak has run.
+    pub(crate) soaked: usize,
 }
 
 /// How a request to a worker ended.
@@ -94,20 +108,46 @@ impl Plan {
         }
     }
 
-    /// Runs all units in parallel worker processes. `observe` is called with every record as it arrives; the result has the
-    /// records in the order of the units.
+    /// Runs all units in parallel worker processes, and with [`Self::soak`] again and again in the same processes, with another
+    /// seed each time. `observe` is called with every record as it arrives.
     ///
     /// # Errors
     /// If no case has a requested id, the backend cannot be loaded again, or Ctrl-C was pressed.
-    pub(crate) fn run(&self, units: &[Unit], observe: &(dyn Fn(&Record) + Sync)) -> Result<Vec<Record>> {
+    pub(crate) fn run(&self, units: &[Unit], observe: &(dyn Fn(&Record) + Sync)) -> Result<Results> {
         let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+        // The soak begins when the last unit has been taken.
+        let soaks_until: OnceLock<Instant> = OnceLock::new();
+        let (failed, soaked) = (AtomicBool::new(false), AtomicUsize::new(0));
+        // What has failed before the soak is known, and perhaps waived.
+        let known: Mutex<HashSet<String>> = Mutex::default();
         let done: Mutex<Vec<(usize, Vec<Record>)>> = Mutex::default();
         let work = || -> Result<()> {
-            let mut slot = Slot { plan: self, child: None, observe };
+            let mut slot = Slot { plan: self, child: None, seed: self.seed, observe };
             while !stopped.load(Ordering::Relaxed) {
                 let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(unit) = units.get(index) else { break };
-                let records = slot.run(unit)?;
+                let round = index / units.len().max(1);
+                if round > 0 {
+                    let Some(time) = self.soak else { break };
+                    let until = *soaks_until.get_or_init(|| Instant::now() + time);
+                    if failed.load(Ordering::Relaxed) || Instant::now() >= until {
+                        break;
+                    }
+                }
+                let Some(unit) = units.get(index % units.len().max(1)) else { break };
+                slot.seed = self.seed.wrapping_add(round as u64);
+                let mut records = slot.run(unit)?;
+                let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+                if round == 0 {
+                    known.extend(
+                        records.iter().filter(|record| record.is_failure()).map(|record| record.id.clone()),
+                    );
+                } else {
+                    soaked.fetch_add(records.len(), Ordering::Relaxed);
+                    records.retain(|record| record.is_failure() && !known.contains(&record.id));
+                    failed.fetch_or(!records.is_empty(), Ordering::Relaxed);
+                    let note = format!("this failed in round {round} of the soak; alone, the case may pass");
+                    records.iter_mut().for_each(|record| record.messages.push(note.clone()));
+                }
                 done.lock().unwrap_or_else(PoisonError::into_inner).push((index, records));
             }
             Ok(())
@@ -122,7 +162,8 @@ impl Plan {
         })?;
         let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
         done.sort_by_key(|(index, _)| *index);
-        Ok(done.into_iter().flat_map(|(_, records)| records).collect())
+        let records = done.into_iter().flat_map(|(_, records)| records).collect();
+        Ok(Results { records, soaked: soaked.into_inner() })
     }
 
     /// The command line that runs one case or one op.
@@ -152,10 +193,10 @@ fn quote(word: &str) -> String {
 }
 
 impl Unit {
-    fn request(&self, plan: &Plan, skip: &[String]) -> Request {
+    fn request(&self, plan: &Plan, seed: u64, skip: &[String]) -> Request {
         match self {
             Self::Group(group) => {
-                Request::Group { name: group.name(), seed: plan.seed, drawn: plan.drawn, skip: skip.to_vec() }
+                Request::Group { name: group.name(), seed, drawn: plan.drawn, skip: skip.to_vec() }
             }
             Self::Case(id) => Request::Case { id: id.clone() },
         }
@@ -188,6 +229,8 @@ fn abandoned(records: &[Record], unit: &Unit) -> Option<Record> {
 struct Slot<'a> {
     plan: &'a Plan,
     child: Option<Child>,
+    /// The seed of random cases.
+    seed: u64,
     observe: &'a (dyn Fn(&Record) + Sync),
 }
 
@@ -198,10 +241,11 @@ impl Slot<'_> {
         loop {
             let skip: Vec<String> = records.iter().map(|record| record.id.clone()).collect();
             let observe = self.observe;
-            let finish = self.request(&unit.request(self.plan, &skip), &unit.name(), &mut |record| {
-                observe(&record);
-                records.push(record);
-            })?;
+            let finish =
+                self.request(&unit.request(self.plan, self.seed, &skip), &unit.name(), &mut |record| {
+                    observe(&record);
+                    records.push(record);
+                })?;
             match (finish, unit) {
                 (Finish::Unknown, _) => {
                     bail!("there is no case {}; `dsrun-conformance list` shows all", unit.name())
@@ -256,7 +300,13 @@ impl Slot<'_> {
                     let record = Record::new(&id, Outcome::Crash, Vec::new());
                     current = Some((Record { choices, elements, ..record }, Instant::now()));
                 }
-                Received::Event(Event::End(record)) => {
+                Received::Event(Event::End(mut record)) => {
+                    if record.id == PROCESS_UNTOUCHED
+                        && let Some(line) = child.printed()
+                    {
+                        record.status = Outcome::Fail;
+                        record.messages.push(format!("the backend writes to standard output: `{line}`"));
+                    }
                     take(*record);
                     current = None;
                 }

@@ -4,6 +4,7 @@ use super::{
     record::{Outcome, Record, failures},
     summary::Summary,
     table::{Cell, LEGEND, Table, heading},
+    times::Reference,
 };
 use std::fmt::Write;
 
@@ -30,7 +31,7 @@ impl Style {
 }
 
 /// Renders the report.
-pub(crate) fn render(summary: &Summary, style: Style) -> String {
+pub(crate) fn render(summary: &Summary, reference: Option<&Reference>, style: Style) -> String {
     let style = Style { width: style.width.max(NARROWEST), ..style };
     let mut text = String::new();
     table(&mut text, &summary.cases, style);
@@ -53,6 +54,10 @@ pub(crate) fn render(summary: &Summary, style: Style) -> String {
                 .map_or(("", ""), |waiver| (waiver.reason.as_str(), waiver.expires.as_str()));
             wrap(&mut text, &format!("{} until {until}: {reason}", record.id), "  ", style.width);
         }
+    }
+    if let Some(reference) = reference {
+        line(&mut text, "");
+        reference.lines(&summary.cases).iter().for_each(|of_op| line(&mut text, of_op));
     }
     line(&mut text, "");
     wrap(&mut text, &summary.total(), "", style.width);

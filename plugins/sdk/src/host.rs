@@ -12,8 +12,30 @@ use std::{
     ffi::c_void,
     path::Path,
     ptr,
-    sync::{Arc, LazyLock},
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
+
+/// The number of validated calls that plugins keep.
+static LIVE_CALLS: AtomicUsize = AtomicUsize::new(0);
+
+/// The objects of this host that exist now. A plugin that frees what it owns leaves these numbers as they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveObjects {
+    /// Errors that were made, and neither returned nor freed.
+    pub errors: usize,
+    /// Calls that `validate_call` has kept for plugins.
+    pub calls: usize,
+}
+
+impl LiveObjects {
+    /// The numbers now. Other threads that use plugins change them.
+    pub fn now() -> Self {
+        Self { errors: status::LIVE.load(Ordering::Relaxed), calls: LIVE_CALLS.load(Ordering::Relaxed) }
+    }
+}
 
 /// The target of a `dsr_host` pointer.
 struct Host {
@@ -149,7 +171,9 @@ unsafe extern "C" fn validate_call(
         }
         prefix::check_out(kept, "kept")?;
         // SAFETY: an output parameter of the plugin.
-        unsafe { prefix::put(kept, "kept", Box::into_raw(Box::new(call)).cast()) }
+        unsafe { prefix::put(kept, "kept", Box::into_raw(Box::new(call)).cast())? };
+        LIVE_CALLS.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     })
 }
 
@@ -173,6 +197,7 @@ unsafe extern "C" fn validate_arguments(
 
 unsafe extern "C" fn checked_call_free(_: *mut dsr_host, call: *mut dsr_checked_call) {
     if !call.is_null() {
+        LIVE_CALLS.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: a plugin frees a copy that `validate_call` made, once.
         drop(unsafe { Box::from_raw(call.cast::<ValidCall>()) });
     }

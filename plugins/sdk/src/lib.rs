@@ -27,8 +27,8 @@
 //!   [`Code::Panic`](dsrun_core::Code::Panic). The host then stops using the object, and keeps running.
 //! - **Threads.** Plugin and device functions may be called from any thread at the same time. A stream, bound call or graph is
 //!   used by one thread at a time and may move between threads. A plugin calls back into the host under a lock of its own only
-//!   to log, and to make and free errors. A plugin does not exit the process, install signal handlers or change the
-//!   environment.
+//!   to log, and to make and free errors. A plugin does not exit the process, install signal handlers, write to
+//!   standard output, or change the environment, the working directory or the floating-point mode of the calling thread.
 //! - **Libraries are never unloaded.**
 //! - **Validation** happens once on each side: the host validates before it calls a plugin, and a plugin validates what it is
 //!   given, because anyone may call its tables. The host offers its checks to plugins (`validate_call`, `validate_arguments`).
@@ -50,6 +50,7 @@ mod status;
 pub use dsrun_core;
 
 pub use export::Export;
+pub use host::LiveObjects;
 pub(crate) use loader::find_library;
 pub use loader::{PluginBackend, take_status};
 pub use status::NO_MESSAGE;

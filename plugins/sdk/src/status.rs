@@ -8,13 +8,18 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 /// The message of an error whose maker gave none.
 pub const NO_MESSAGE: &str = "no message was given";
 
+/// The number of errors that were made and not freed.
+pub(super) static LIVE: AtomicUsize = AtomicUsize::new(0);
+
 /// Converts an error to a status, which the other side owns.
 pub(super) fn into_raw(error: Error) -> *mut dsr_status {
+    LIVE.fetch_add(1, Ordering::Relaxed);
     Box::into_raw(Box::new(error)).cast()
 }
 
@@ -29,6 +34,7 @@ pub(super) unsafe fn take(status: *mut dsr_status) -> Result<()> {
     if status.is_null() {
         return Ok(());
     }
+    LIVE.fetch_sub(1, Ordering::Relaxed);
     // SAFETY: made by `into_raw` from a box, and owned by us as the caller says.
     Err(*unsafe { Box::from_raw(status.cast::<Error>()) })
 }

@@ -34,7 +34,8 @@
  *            numbers are kept in operands and results, except those of types in dsr_device_properties.flushed_operands and
  *            flushed_results. What is computed on the way may be flushed below the smallest normal f32, but not in copies, casts
  *            and additions. Infinities are infinities of the same sign; for NaN see DSR_DEVICE_STRICT_NAN.
- * Process    A plugin does not end the process, install signal handlers or change the environment. It is never unloaded.
+ * Process    A plugin does not end the process, install signal handlers, write to standard output, or change the environment, the
+ *            working directory or how the calling thread rounds and treats subnormal numbers. It is never unloaded.
  * Checks     The host validates all descriptions and arguments before it calls a plugin. A plugin that other callers may use
  *            validates them with one call each: dsr_host_api.validate_call and validate_arguments.
  * Version    While DSR_ABI_MAJOR is 0, host and plugin must have the same DSR_ABI_MINOR. A plugin that finds a host of another
