@@ -112,7 +112,7 @@ mod tests {
         for name in FOR_USERS {
             let mut commands = command();
             let command = commands.find_subcommand_mut(name).expect("there is such a command");
-            for flag in FOR_COMPARISON.iter().chain(&FOR_FEW) {
+            for flag in FOR_COMPARISON.iter().chain(FOR_FEW) {
                 let found = command.get_arguments().any(|arg| arg.get_id() == flag) || *flag == "log";
                 assert!(found, "{name} has no flag {flag}");
             }
