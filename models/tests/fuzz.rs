@@ -1,6 +1,6 @@
 //! Fuzz targets of the readers: whatever a file holds, reading it ends in time, with a value or an error.
 //!
-//! `cargo xtask fuzz` runs them for longer, guided by coverage.
+//! `dsrun_test_support::fuzz` says how to run them for longer, guided by coverage.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

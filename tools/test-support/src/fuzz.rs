@@ -2,8 +2,15 @@
 //! too much memory.
 //!
 //! A target is a test that calls [`Fuzzer::run`]. Under `cargo test` it runs a fixed number of inputs, the same every time, and keeps
-//! those whose outcome is new. `cargo xtask fuzz` builds the targets with coverage counters and runs each for a given time: inputs
-//! that reach new code are kept, too, from run to run. Reproduce a finding with `DSRUN_FUZZ_INPUT=FILE cargo test ..`.
+//! those whose outcome is new. With `DSRUN_FUZZ_SECONDS` it runs for that time, and with `DSRUN_FUZZ_FOLDER` its inputs are kept from run
+//! to run. A build with coverage counters keeps the inputs that reach new code, too:
+//!
+//! ```sh
+//! export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters"
+//! DSRUN_FUZZ_SECONDS=600 cargo test --target x86_64-unknown-linux-gnu --target-dir target/fuzz -p dsrun-models --test fuzz
+//! ```
+//!
+//! Reproduce a finding with `DSRUN_FUZZ_INPUT=FILE cargo test ..`.
 
 mod coverage;
 mod edit;
