@@ -11,8 +11,6 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
-#[path = "support/counting_allocator.rs"]
-mod counting_allocator;
 #[path = "support/gguf_writer.rs"]
 mod gguf_writer;
 #[path = "support/mutants.rs"]
@@ -20,11 +18,11 @@ mod mutants;
 #[path = "support/safetensors_writer.rs"]
 mod safetensors_writer;
 
-use counting_allocator::{Counting, peak_of};
 use dsrun_core::{WeightExpr, WeightReader};
 use dsrun_models::gguf::GgufFile;
 use dsrun_models::safetensors_file::SafetensorsFiles;
 use dsrun_models::weights::{ExprReader, TensorSource};
+use dsrun_test_support::counting_allocator::{Counting, peak_of};
 use mutants::Mutant;
 use rstest::rstest;
 use std::path::{Path, PathBuf};

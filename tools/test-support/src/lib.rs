@@ -23,10 +23,13 @@
 //! }
 //! ```
 //!
-//! [`faulty_device`] has a device whose calls can be made to fail, to panic or to wait.
+//! [`faulty_device`] has a device whose calls can be made to fail, to panic or to wait; [`fuzz`] runs tests with mutated inputs;
+//! [`counting_allocator`] measures memory.
 
 mod compiler;
+pub mod counting_allocator;
 pub mod faulty_device;
+pub mod fuzz;
 mod lookup;
 mod requirement;
 mod trial;

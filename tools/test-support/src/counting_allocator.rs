@@ -10,7 +10,7 @@ thread_local! {
 }
 
 /// The system's allocator, counted.
-pub(crate) struct Counting;
+pub struct Counting;
 
 fn count(change: isize) {
     // Fails only while the thread ends, when nothing is measured any more.
@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 /// Runs `work` and returns the most memory it had in use at a time, beyond what was in use before.
-pub(crate) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
+pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = USED.get().0;
     USED.set((before, before));
     let result = work();
