@@ -43,33 +43,10 @@ fn at_most(x: f64, limit: f64) -> f64 {
 
 /// `f(min(x + bias, limit))`.
 ///
-/// In the lower tail of the GELUs `1 + erf` cancels, which leaves an error proportional to `x`. In the others nothing cancels:
-/// the error is in proportion to the value, and to what it changes by when the argument is rounded, as a sum with a bias and
-/// inside an exponential.
+/// The magnitude is that of the sum and not of the value: with a bias the sum is rounded before `f` is applied, and in the
+/// lower tail of the GELUs `1 + erf` cancels, which leaves an error proportional to `x`.
 pub fn activation(function: Nonlinearity, limit: f64, x: f64, bias: f64) -> Real {
-    let (sum, size) = (at_most(x + bias, limit), x.abs() + bias.abs());
-    let value = apply(function, sum);
-    let magnitude = match slope(function, sum, value) {
-        // Not a number either where an infinity meets a slope of 0.
-        Some(slope) if size.is_finite() && slope.is_finite() => value.abs() + slope.abs() * size,
-        _ => size,
-    };
-    Real::new(value, magnitude)
-}
-
-/// The slope of a function with this value; `None` for the GELUs.
-fn slope(function: Nonlinearity, x: f64, value: f64) -> Option<f64> {
-    let logistic = |factor: f64| {
-        let part = 1.0 / (1.0 + (-factor * x).exp());
-        part + factor * value * (1.0 - part)
-    };
-    match function {
-        Nonlinearity::Relu => Some(if x > 0.0 { 1.0 } else { 0.0 }),
-        Nonlinearity::Silu => Some(logistic(1.0)),
-        Nonlinearity::QuickGelu => Some(logistic(1.702)),
-        Nonlinearity::Tanh => Some(1.0 - value * value),
-        Nonlinearity::GeluErf | Nonlinearity::GeluTanh => None,
-    }
+    Real::new(apply(function, at_most(x + bias, limit)), x.abs() + bias.abs())
 }
 
 /// `f(min(gate + gate_bias, limit)) * (clamp(up + up_bias, -limit, limit) + up_offset)`.

@@ -223,6 +223,7 @@ mod tests {
                 name: format!("layers.{layer}.up"),
                 kept: false,
                 head: false,
+                router: false,
             };
             assert_eq!(policy.scheme_of(&weight, &mut BTreeSet::new()).unwrap().to_string(), *name);
         }

@@ -289,7 +289,13 @@ mod tests {
                         \"layers.*.down\" = \"int4g32m_f16\"\n\"layers.0.down\" = \"w8a8\"\n";
 
     fn weight(name: &str, head: bool) -> ProductWeight {
-        ProductWeight { id: dsrun_core::program::ValueId::new(0), name: name.into(), kept: head, head }
+        ProductWeight {
+            id: dsrun_core::program::ValueId::new(0),
+            name: name.into(),
+            kept: head,
+            head,
+            router: false,
+        }
     }
 
     #[rstest]
