@@ -170,7 +170,7 @@ pub fn forecast(
     }
     let options = options_for(options, load);
     let preferred = hardware.dtype.unwrap_or(DType::BF16);
-    let numbers = DeviceNumbers { preferred, quantises_inputs: false };
+    let numbers = DeviceNumbers { preferred, has_f16: true, quantises_inputs: false };
     let program = StepPrograms::quantized(model, numbers, &options)?;
     let all: Vec<(usize, usize)> = match mesh {
         Some(mesh) => vec![mesh],

@@ -271,7 +271,7 @@ impl Product {
             (Integers::Extreme, 0) => 127,
             (Integers::Extreme, 1) => -127,
             (Integers::Extreme, 2) => 127 - random.below(8) as i32,
-            (Integers::Extreme, _) if input % 2 == 0 => 127,
+            (Integers::Extreme, _) if input.is_multiple_of(2) => 127,
             (Integers::Extreme, _) => -127 + i32::from(random.chance(0.1)),
             (Integers::Large, _) => 127 - random.below(4) as i32,
         };

@@ -85,7 +85,10 @@ pub(super) fn process(subject: &Subject) -> Outcome {
             let event = bench.device.event()?;
             Ok(bench.stream.record(&*event)?)
         }),
-        ("streams", &mut |bench| Ok(drop(bench.device.stream()?))),
+        ("streams", &mut |bench| {
+            drop(bench.device.stream()?);
+            Ok(())
+        }),
         ("plans", &mut |bench| bench.plan(Add { alpha: 1.0 }, &operands).map(drop)),
         ("bound calls", &mut |bench| bench.bind(&plan, &operands).map(drop)),
         ("packed weights", &mut |bench| match bench.pack(&weight) {

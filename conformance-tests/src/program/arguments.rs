@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the suite, or a part of it, on a backend.
-    Run(Run),
+    Run(Box<Run>),
     /// List the ids of all cases and checks.
     List(List),
     /// Run the requests on standard input, in a process that may crash.

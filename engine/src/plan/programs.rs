@@ -55,11 +55,8 @@ impl StepPrograms {
     ) -> Result<Program> {
         let activation = options.precision.dtype().unwrap_or(device.preferred);
         // 16 bits halve the cache and the time to read it.
-        let cache = if options.exact || options.precision.dtype().is_some() || activation != DType::F32 {
-            activation
-        } else {
-            DType::F16
-        };
+        let keep = options.exact || options.precision.dtype().is_some() || activation != DType::F32;
+        let cache = if keep || !device.has_f16 { activation } else { DType::F16 };
         let program = model.program(&ProgramOptions {
             activation,
             storage: options.precision.dtype().map_or(Storage::Keep, Storage::Cast),
@@ -165,6 +162,8 @@ impl StepPrograms {
 pub(crate) struct DeviceNumbers {
     /// The type of activations that the device computes best in.
     pub(crate) preferred: DType,
+    /// Whether the device computes with f16.
+    pub(crate) has_f16: bool,
     /// Whether the device multiplies quantised weights with activations that are quantised in groups.
     pub(crate) quantises_inputs: bool,
 }
@@ -175,6 +174,7 @@ impl DeviceNumbers {
         let properties = device.properties();
         Self {
             preferred: properties.dtypes.first().copied().unwrap_or(DType::F32),
+            has_f16: properties.dtypes.contains(&DType::F16),
             quantises_inputs: properties.profiles.contains(&Profile::LlmQuant2),
         }
     }

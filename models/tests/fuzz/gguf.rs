@@ -13,7 +13,7 @@ enum Value {
     /// A number or a truth value, as its bytes.
     Number(Vec<u8>),
     Text(Vec<u8>),
-    Array(u32, Vec<Value>),
+    Array(u32, Vec<Self>),
 }
 
 #[derive(Clone)]

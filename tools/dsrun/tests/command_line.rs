@@ -322,11 +322,15 @@ fn inspect_shows_configuration_plan_tensors_and_program() {
     assert_eq!(program.name, "llama");
     // The program of primitives, and the program fused for the device.
     assert!(!ran.out.contains("region \""), "{}", ran.out);
-    let fused = run(with_tiny("inspect", &["--program", "--fused"]));
+    let fused = run(with_tiny("inspect", &["--program", "--fused", "--exact"]));
     assert!(fused.out.contains("region \"norm_linear\""), "{}", fused.out);
-    assert_eq!(run(with_tiny("inspect", &["--fused"])).out, fused.out);
+    assert_eq!(run(with_tiny("inspect", &["--fused", "--exact"])).out, fused.out);
+    assert!(
+        run(with_tiny("inspect", &["--fused"])).out.contains("linear_a8"),
+        "inputs are quantised by default"
+    );
     // The program of a step.
-    let step = run(with_tiny("inspect", &["--program", "--step", "4", "--requests", "2"]));
+    let step = run(with_tiny("inspect", &["--program", "--step", "4", "--requests", "2", "--exact"]));
     assert!(step.out.contains("region \"norm_linear\""), "{}{}", step.out, step.err);
     let few = run(with_tiny("inspect", &["--program", "--step", "1", "--requests", "2"]));
     assert_eq!(few.code, Some(1));
@@ -460,7 +464,16 @@ fn bench_kernels_reports_every_distinct_call() {
     let figures = json(&ran.out);
     let kernels = figures["kernels"].as_array().unwrap();
     let names: Vec<&str> = kernels.iter().map(|kernel| kernel["op"].as_str().unwrap()).collect();
-    for name in ["prepare_step", "embed", "linear", "rope", "kv_write", "paged_attention", "sample"] {
+    for name in [
+        "prepare_step",
+        "embed",
+        "quant_per_group",
+        "linear_a8",
+        "rope",
+        "kv_write",
+        "paged_attention",
+        "sample",
+    ] {
         assert!(names.contains(&name), "{name} is missing among {names:?}");
     }
     let calls: u64 = kernels.iter().map(|kernel| kernel["count"].as_u64().unwrap()).sum();
