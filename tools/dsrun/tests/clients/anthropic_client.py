@@ -64,7 +64,7 @@ def tools(url, key, model):
 
 def typed(url, key, model):
     client = connect(url, key)
-    answer = client.messages.parse(model=model, max_tokens=300, messages=MESSAGES, output_format=City)
+    answer = client.messages.parse(model=model, temperature=0, max_tokens=300, messages=MESSAGES, output_format=City)
     assert isinstance(answer.parsed_output, City), answer
 
 

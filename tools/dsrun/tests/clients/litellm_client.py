@@ -28,7 +28,7 @@ TOOLS = [
 
 
 def settings(url, key, model):
-    return dict(model=f"openai/{model}", api_base=f"{url}/v1", api_key=key, max_tokens=60, temperature=0, num_retries=0)
+    return dict(model=f"openai/{model}", api_base=f"{url}/v1", api_key=key, max_tokens=200, temperature=0, num_retries=0)
 
 
 def answers(url, key, model):
