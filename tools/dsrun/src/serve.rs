@@ -18,6 +18,7 @@
 //! | `replicas`, `supervisor` | several engines with the same model; what rebuilds those that fail |
 //! | `forms`, `grammar`, `tools`, `reasoning` | the form of an answer, structured output, tool calls, reasoning |
 //! | `traces` | traces of requests for an OpenTelemetry collector |
+//! | `budget`, `unsent`, `heap` | bounds on bytes that are held together, on responses that clients do not read; memory after load |
 //! | `metrics`, `openapi`, `page` | `/metrics`, `/openapi.json`, the web page |
 
 mod access;
@@ -25,6 +26,7 @@ mod access_log;
 mod api;
 mod app;
 mod body;
+mod budget;
 mod chat;
 mod completions;
 mod connections;
@@ -35,6 +37,7 @@ mod events;
 mod forms;
 mod generation;
 mod grammar;
+mod heap;
 mod intake;
 mod messages;
 mod metrics;
@@ -54,6 +57,7 @@ mod supervisor;
 mod text;
 mod tools;
 mod traces;
+mod unsent;
 
 #[cfg(test)]
 mod tests;

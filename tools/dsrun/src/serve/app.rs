@@ -12,6 +12,7 @@ use super::{
     response_store::ResponseStore,
     tools::ToolFormat,
     traces::Traces,
+    unsent::Unsent,
 };
 use axum::http::Request;
 use dsrun_engine::{SamplingOptions, service::ServiceError};
@@ -44,6 +45,8 @@ pub(crate) struct App {
     pub(crate) metrics: Arc<Metrics>,
     /// Responses whose conversations may be continued.
     pub(crate) responses: Arc<ResponseStore>,
+    /// Responses that clients have not read yet.
+    pub(crate) unsent: Arc<Unsent>,
     loaded: OnceLock<Arc<Loaded>>,
     draining: AtomicBool,
 }
@@ -93,6 +96,7 @@ impl App {
             rate,
             metrics: Arc::default(),
             responses: Arc::new(ResponseStore::new(0)),
+            unsent: Unsent::new(usize::MAX),
             loaded: OnceLock::new(),
             draining: AtomicBool::new(false),
         }

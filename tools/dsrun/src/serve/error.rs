@@ -168,6 +168,12 @@ impl ApiError {
         Self::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message).after(Duration::from_secs(1))
     }
 
+    /// Clients have not read too many bytes of responses.
+    pub(crate) fn too_much_unsent() -> Self {
+        let message = "too many bytes of responses wait to be read by their clients: try again later";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message).after(Duration::from_secs(1))
+    }
+
     /// A prompt is longer than the context.
     pub(crate) fn too_long(field: &str, context: usize) -> Self {
         Self::field(

@@ -7,6 +7,7 @@ pub(super) mod schema;
 use super::{
     api::{ResponseFormat, Syntax},
     app::Loaded,
+    budget::{Budget, Held},
     error::ApiError,
     reasoning::Marks,
 };
@@ -19,17 +20,44 @@ use schema::bounded;
 use serde_json::{Value, json};
 use std::{
     fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    thread,
 };
 use toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 
+/// The most bytes of the source of a grammar: a schema, a regular expression or a grammar in Lark.
+const MAX_SOURCE: usize = 1 << 20;
+/// The most bytes of the sources of all grammars together. Each takes several times as much in memory while its request waits or runs.
+const ALL_SOURCES: usize = 8 << 20;
+/// The most definitions of a grammar: rules, terminals and references of a schema.
+const MAX_DEFINITIONS: usize = 10_000;
+/// The stack of the thread that compiles a grammar, without definitions, and what each may add: the compiler recurses from each
+/// definition into those that it uses.
+const STACK: usize = 8 << 20;
+const STACK_OF_DEFINITION: usize = 16 << 10;
+/// The most states of the lexer of an answer, of 1 to 2 kB each.
+const MAX_LEXER_STATES: usize = 20_000;
+
 /// The state that all grammars of a model share: its vocabulary as a trie.
-#[derive(Default)]
 pub(crate) struct Grammars {
     factory: OnceLock<Result<ParserFactory, String>>,
     /// The tokens of reasoning, of a model that reasons.
     reasoning: OnceLock<Arc<ReasoningTokens>>,
+    sources: Arc<Budget>,
+}
+
+impl Default for Grammars {
+    fn default() -> Self {
+        Self { factory: OnceLock::new(), reasoning: OnceLock::new(), sources: Budget::new(ALL_SOURCES) }
+    }
+}
+
+impl Grammars {
+    /// The bytes of the sources of all grammars that requests hold.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        self.sources.held()
+    }
 }
 
 impl fmt::Debug for Grammars {
@@ -38,11 +66,18 @@ impl fmt::Debug for Grammars {
     }
 }
 
-/// A grammar that an answer has to follow.
+/// A grammar that answers have to follow.
 pub(crate) struct Grammar {
     answer: GrammarConstraint,
     /// The constraint on an answer with reasoning before it, if there may be some.
     with_reasoning: Option<AfterReasoning<GrammarConstraint>>,
+}
+
+/// What the answers to a request share.
+struct Source {
+    /// The state before the first token. Nothing but clones is made of it.
+    matcher: Mutex<Matcher>,
+    _held: Held,
 }
 
 impl Grammar {
@@ -51,6 +86,9 @@ impl Grammar {
     /// # Errors
     /// If the format cannot be enforced.
     pub(crate) fn of(format: &ResponseFormat, loaded: &Loaded) -> Result<Option<Self>, ApiError> {
+        if let ResponseFormat::Grammar { definition, .. } = format {
+            check_length(definition.len(), "response_format")?;
+        }
         check_references(format)?;
         let json = |schema: &Value| TopLevelGrammar::from_json_schema(bounded(schema));
         let grammar = match format {
@@ -67,7 +105,7 @@ impl Grammar {
                 TopLevelGrammar::from_regex(definition)
             }
         };
-        Self::new(grammar, loaded).map(Some).map_err(|message| ApiError::field("response_format", message))
+        Self::new(grammar, loaded, "response_format").map(Some)
     }
 
     /// A Lark grammar. Errors name `field`.
@@ -75,20 +113,32 @@ impl Grammar {
     /// # Errors
     /// If the grammar is invalid or cannot be enforced.
     pub(crate) fn lark(grammar: String, loaded: &Loaded, field: &str) -> Result<Self, ApiError> {
-        Self::new(TopLevelGrammar::from_lark(grammar), loaded)
-            .map_err(|message| ApiError::field(field, message))
+        Self::new(TopLevelGrammar::from_lark(grammar), loaded, field)
     }
 
-    fn new(grammar: TopLevelGrammar, loaded: &Loaded) -> Result<Self, String> {
-        let factory =
-            loaded.grammars.factory.get_or_init(|| factory(loaded)).as_ref().map_err(String::clone)?;
-        // Grammars come from clients, and a defect of the parser must not end the server.
-        let parser = catch_unwind(AssertUnwindSafe(|| factory.create_parser(grammar)))
-            .map_err(|_| "this grammar cannot be enforced: the parser failed on it".to_owned())?;
-        let matcher = Matcher::new(parser);
+    fn new(grammar: TopLevelGrammar, loaded: &Loaded, field: &str) -> Result<Self, ApiError> {
+        let refused = |message: String| ApiError::field(field, message);
+        // A grammar is written in the same way as it was read, so its length is that of its source.
+        let source = serde_json::to_string(&grammar).map_err(|error| refused(error.to_string()))?;
+        check_length(source.len(), field)?;
+        let definitions = most_definitions(&source);
+        if definitions > MAX_DEFINITIONS {
+            let message = format!(
+                "has {definitions} lines or references, but a grammar or a schema may have at most {MAX_DEFINITIONS}"
+            );
+            return Err(refused(message));
+        }
+        let held = loaded.grammars.sources.hold(source.len()).ok_or_else(ApiError::queue_full)?;
+        let factory = loaded.grammars.factory.get_or_init(|| factory(loaded)).as_ref();
+        let factory = factory.map_err(|message| refused(message.clone()))?;
+        let matcher = compile(factory, grammar, definitions).map_err(refused)?;
         match matcher.get_error() {
-            None => Ok(Self { answer: GrammarConstraint { matcher }, with_reasoning: None }),
-            Some(error) => Err(error),
+            None => {
+                let source = Arc::new(Source { matcher: Mutex::new(matcher), _held: held });
+                let answer = GrammarConstraint { source, matcher: None };
+                Ok(Self { answer, with_reasoning: None })
+            }
+            Some(error) => Err(refused(error)),
         }
     }
 
@@ -111,13 +161,39 @@ impl Grammar {
         Ok(self)
     }
 
-    /// A constraint that enforces the grammar on one answer.
+    /// A constraint that enforces the grammar on one answer. It takes memory of its own only once the answer begins.
     pub(crate) fn constraint(&self) -> Box<dyn Constraint> {
         match &self.with_reasoning {
             Some(constraint) => constraint.clone_box(),
             None => self.answer.clone_box(),
         }
     }
+}
+
+/// Compiles a grammar. Grammars come from clients, so neither a defect of the compiler nor the depth of its recursion may end the server.
+fn compile(factory: &ParserFactory, grammar: TopLevelGrammar, definitions: usize) -> Result<Matcher, String> {
+    let stack = STACK + definitions * STACK_OF_DEFINITION;
+    thread::scope(|scope| {
+        let compile = || Matcher::new(factory.create_parser(grammar));
+        let thread = thread::Builder::new().name("grammar".to_owned()).stack_size(stack);
+        let running = thread.spawn_scoped(scope, compile);
+        let running = running.map_err(|error| format!("no thread can be started to compile it: {error}"))?;
+        running.join().map_err(|_| "this grammar cannot be enforced: the parser failed on it".to_owned())
+    })
+}
+
+/// An upper bound on the number of definitions of a grammar, written as JSON. Each rule and terminal starts a line.
+fn most_definitions(source: &str) -> usize {
+    source.matches("\\n").count() + source.matches("$ref").count()
+}
+
+/// Refuses a source that is too long.
+fn check_length(length: usize, field: &str) -> Result<(), ApiError> {
+    if length <= MAX_SOURCE {
+        return Ok(());
+    }
+    let message = format!("has {length} bytes, but a schema or a grammar may have at most {MAX_SOURCE}");
+    Err(ApiError::field(field, message))
 }
 
 /// Checks the references of a format's schema, if it has one.
@@ -161,6 +237,7 @@ fn factory(loaded: &Loaded) -> Result<ParserFactory, String> {
     factory.quiet();
     // The state of the parser does not help the client that sent the grammar.
     factory.limits_mut().verbose_errors = false;
+    factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
     Ok(factory)
 }
 
@@ -177,12 +254,21 @@ fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
 
 /// Enforces a grammar on one answer.
 struct GrammarConstraint {
-    matcher: Matcher,
+    source: Arc<Source>,
+    /// The state after the tokens so far; `None` before the first.
+    matcher: Option<Matcher>,
+}
+
+impl GrammarConstraint {
+    fn matcher(&mut self) -> &mut Matcher {
+        let begin = || self.source.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
+        self.matcher.get_or_insert_with(begin)
+    }
 }
 
 impl Clone for GrammarConstraint {
     fn clone(&self) -> Self {
-        Self { matcher: self.matcher.deep_clone() }
+        Self { source: self.source.clone(), matcher: self.matcher.as_ref().map(Matcher::deep_clone) }
     }
 }
 
@@ -205,7 +291,7 @@ fn failed(message: &str) -> ConstraintError {
 
 impl Constraint for GrammarConstraint {
     fn allow(&mut self, tokens: &mut [u32]) -> Result<(), ConstraintError> {
-        let mask = self.matcher.compute_mask_or_eos().map_err(|error| failed(&error.to_string()))?;
+        let mask = self.matcher().compute_mask_or_eos().map_err(|error| failed(&error.to_string()))?;
         for (word, allowed) in tokens.iter_mut().zip(mask.as_slice()) {
             *word = *allowed;
         }
@@ -214,10 +300,11 @@ impl Constraint for GrammarConstraint {
 
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
         // An end token may follow a complete answer.
-        if self.matcher.is_stopped() {
+        let matcher = self.matcher();
+        if matcher.is_stopped() {
             return Ok(());
         }
-        self.matcher.consume_token(token).map_err(|error| failed(&error.to_string()))
+        matcher.consume_token(token).map_err(|error| failed(&error.to_string()))
     }
 
     fn clone_box(&self) -> Box<dyn Constraint> {

@@ -94,15 +94,31 @@ impl Metrics {
         *requests.entry((path.to_owned(), status)).or_insert(0) += 1;
     }
 
+    /// The number of requests so far.
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
+    }
+
     /// All metrics as text, those of the engines included once there are any. `pending_bytes` are the bytes of bodies whose
-    /// requests are not prepared yet.
-    pub(crate) fn text(&self, pending_bytes: usize, engine: Option<&Replicas>) -> String {
+    /// requests are not prepared yet, `unsent_bytes` those of large responses that are not sent yet.
+    pub(crate) fn text(
+        &self,
+        pending_bytes: usize,
+        unsent_bytes: usize,
+        engine: Option<&Replicas>,
+    ) -> String {
         let mut page = Page::default();
         page.single(
             "dsrun_pending_body_bytes",
             "gauge",
             "Bytes of bodies whose requests are not prepared yet.",
             pending_bytes,
+        );
+        page.single(
+            "dsrun_unsent_response_bytes",
+            "gauge",
+            "Bytes of large responses that are not sent yet.",
+            unsent_bytes,
         );
         page.head("dsrun_requests_total", "counter", "HTTP requests, by path and status.");
         for ((path, status), count) in self.requests.lock().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -347,7 +363,7 @@ mod tests {
         metrics.first_token.record(Duration::from_millis(3));
         metrics.first_token.record(Duration::from_secs(400));
         let open = metrics.answers_open.hold();
-        let text = metrics.text(0, None);
+        let text = metrics.text(0, 0, None);
         for line in [
             "dsrun_requests_total{path=\"/v1/models\",status=\"200\"} 2",
             "dsrun_answers_open 1",
@@ -362,6 +378,6 @@ mod tests {
             assert!(text.lines().any(|written| written == line), "{line} is missing in\n{text}");
         }
         drop(open);
-        assert!(metrics.text(0, None).contains("\ndsrun_answers_open 0\n"));
+        assert!(metrics.text(0, 0, None).contains("\ndsrun_answers_open 0\n"));
     }
 }

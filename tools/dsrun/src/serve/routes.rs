@@ -22,6 +22,7 @@ use super::{
     rerank::{rerank, score},
     responses::{forget, responses, stored},
     traces::trace,
+    unsent,
 };
 use axum::{
     Extension, Json, Router,
@@ -105,6 +106,7 @@ pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
         })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(app.unsent.clone(), unsent::bound))
         .layer(from_fn_with_state(app.clone(), origins::guard))
         .layer(from_fn_with_state(app.clone(), count))
         .layer(from_fn_with_state(app.clone(), access_log::identify))
@@ -165,7 +167,7 @@ async fn ready(State(app): State<Arc<App>>) -> Result<Json<serde_json::Value>, A
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
-    let text = app.metrics.text(app.intake.pending_bytes(), app.engine());
+    let text = app.metrics.text(app.intake.pending_bytes(), app.unsent.bytes(), app.engine());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 

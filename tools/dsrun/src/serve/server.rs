@@ -5,11 +5,13 @@ use super::{
     access::{ApiKeys, RateLimit},
     app::App,
     connections::{self, ConnectionLimits},
+    heap,
     intake::{BodyLimits, Intake},
     origins::Origins,
     response_store::ResponseStore,
     routes::router,
     traces::Traces,
+    unsent::Unsent,
 };
 use anyhow::{Context, Result, anyhow};
 use std::{future::Future, io::ErrorKind, net::SocketAddr, path::Path, sync::Arc, time::Duration};
@@ -65,6 +67,7 @@ pub(super) fn app_with_keys(settings: &ServeSettings, name: String, keys: ApiKey
     app.access_log = settings.access_log.unwrap_or_default();
     app.traces = Traces::start(settings.otlp_endpoint.as_deref())?;
     app.responses = Arc::new(ResponseStore::new(settings.response_store()));
+    app.unsent = Unsent::new(settings.unsent_limit());
     app.strict_fields = settings.strict_fields.unwrap_or(false);
     Ok(app)
 }
@@ -136,6 +139,7 @@ impl Server {
             sleep_until(deadline).await;
         });
         let give_up = control.abort_handle();
+        let trimming = tokio::spawn(heap::keep_small(self.app.metrics.clone()));
         let stop = async {
             // If the task panicked, the server has to end nevertheless.
             let _ = drained.await;
@@ -154,6 +158,7 @@ impl Server {
         )
         .await;
         give_up.abort();
+        trimming.abort();
         if let Some(traces) = &self.app.traces {
             traces.end().await;
         }

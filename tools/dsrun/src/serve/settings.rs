@@ -244,6 +244,9 @@ pub(crate) struct ServeSettings {
     /// given, or four times --body-limit if that is more.
     #[arg(help_heading = LIMITS, long, value_name = "BYTES")]
     pub(crate) pending_limit: Option<usize>,
+    /// The most bytes of large responses that clients have not read yet; more requests are answered with 429. 67108864 if not given.
+    #[arg(help_heading = LIMITS, long, value_name = "BYTES")]
+    pub(crate) unsent_limit: Option<usize>,
     /// The most bytes of stored responses of /v1/responses, beyond which the oldest are forgotten; 67108864 if not given. With 0, nothing
     /// is stored.
     #[arg(help_heading = LIMITS, long, value_name = "BYTES")]
@@ -354,6 +357,10 @@ impl ServeSettings {
 
     pub(crate) fn pending_limit(&self) -> usize {
         self.pending_limit.unwrap_or_else(|| self.body_limit().saturating_mul(4).max(64 << 20))
+    }
+
+    pub(crate) fn unsent_limit(&self) -> usize {
+        self.unsent_limit.unwrap_or(64 << 20)
     }
 
     pub(crate) fn response_store(&self) -> usize {

@@ -5,6 +5,7 @@ mod answers;
 mod async_openai;
 mod encoder;
 mod fields;
+mod fuzz;
 mod hostile;
 mod lifecycle;
 mod messages;

@@ -5,7 +5,7 @@ use super::{
     requested_tools::RequestedTools,
 };
 use crate::serve::{
-    api::chat::{ChatMessage, Content, Role, ToolCall},
+    api::chat::{ChatMessage, Content, Role, Tool, ToolCall},
     app::Loaded,
     error::ApiError,
     intake::Work,
@@ -16,6 +16,10 @@ use serde_json::{Map, Value, json};
 
 /// The most messages of a request.
 const MAX_MESSAGES: usize = 16_384;
+
+/// The most JSON values in the tools, in the variables of the template and in the arguments of calls. For each, a template takes some
+/// hundred bytes of memory.
+const MAX_VALUES: usize = 100_000;
 
 /// Marks the end of a message that goes on. Characters for private use, which no message is expected to have.
 const END_MARK: &str = "\u{e00d}\u{e05e}\u{e0d0}";
@@ -87,6 +91,14 @@ pub(crate) fn encode(
         let message = "the server sets this variable of the chat template";
         return Err(ApiError::field(format!("chat_template_kwargs.{name}"), message));
     }
+    check_values("chat_template_kwargs", variables.values().map(count_values))?;
+    let schemas = tools
+        .into_iter()
+        .flat_map(RequestedTools::all)
+        .filter_map(|Tool::Function { function }| function.parameters.as_ref());
+    check_values("tools", schemas.map(count_values))?;
+    let calls = messages.iter().flat_map(|message| message.tool_calls.iter().flatten());
+    check_values("messages", calls.map(|call| most_values(&call.function.arguments)))?;
     let written = messages.iter().enumerate().map(|(index, message)| as_message(index, message));
     let mut written: Vec<Message> = written.collect::<Result<_, _>>()?;
     match loaded.tool_format()? {
@@ -132,6 +144,30 @@ pub(crate) fn encode(
     let tokens = tokens.map_err(|error| ApiError::field("messages", error.to_string()))?;
     let tokens = tokens.ok_or_else(|| ApiError::too_long("messages", context))?;
     Ok(Encoded { tokens, reasons: Marks::of(template).is_some_and(|marks| prompt.ends_with(marks.open)) })
+}
+
+/// Refuses a field with too many JSON values.
+fn check_values(field: &str, counts: impl Iterator<Item = usize>) -> Result<(), ApiError> {
+    let count: usize = counts.sum();
+    if count <= MAX_VALUES {
+        return Ok(());
+    }
+    let message = format!("has {count} JSON values for the chat template, but may have at most {MAX_VALUES}");
+    Err(ApiError::field(field, message))
+}
+
+/// The number of values in a value, itself included.
+fn count_values(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(count_values).sum(),
+        Value::Object(fields) => fields.values().map(count_values).sum(),
+        _ => 0,
+    }
+}
+
+/// An upper bound on the number of values in a JSON text: each but the first follows one of these characters.
+fn most_values(text: &str) -> usize {
+    1 + text.bytes().filter(|byte| matches!(byte, b',' | b'[' | b':')).count()
 }
 
 /// Marks the end of the last message.

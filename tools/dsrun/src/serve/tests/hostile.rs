@@ -421,10 +421,71 @@ async fn idle_connections_are_limited_and_use_little_memory() {
     idle.truncate(200);
     // Read without a connection, because one could be refused.
     let closed = async {
-        while !server.app.metrics.text(0, None).contains("\ndsrun_connections_open 200\n") {
+        while !server.app.metrics.text(0, 0, None).contains("\ndsrun_connections_open 200\n") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     tokio::time::timeout(PATIENCE, closed).await.expect("places become free");
     server.served(COMPLETIONS, &completion("a", 1)).await;
+}
+
+/// A small request has a large response, which clients do not read.
+#[tokio::test(flavor = "multi_thread")]
+async fn responses_that_are_not_read_are_bounded() {
+    let mut setup = Setup::default();
+    setup.settings.unsent_limit = Some(1 << 20);
+    let server = start_with(setup).await;
+    let large = json!({"prompt": "a".repeat(150_000), "return_token_strs": true});
+    let request = post("/tokenize", large.to_string().as_bytes());
+    let mut unread = Vec::new();
+    // What the system buffers does not count, so that more are sent than fit.
+    for _ in 0..12 {
+        let mut stream = connect(&server).await;
+        socket_of(&stream).set_recv_buffer_size(1024).expect("a buffer can be small");
+        let sent = tokio::time::timeout(PATIENCE, stream.write_all(&request));
+        sent.await.expect("it is read").expect("it is sent");
+        let mut start = [0; 12];
+        tokio::time::timeout(PATIENCE, stream.read_exact(&mut start))
+            .await
+            .expect("an answer")
+            .expect("an answer");
+        unread.push((start == *b"HTTP/1.1 200", stream));
+        assert!(server.metric("dsrun_unsent_response_bytes").await <= f64::from(2 << 20));
+    }
+    assert!(!unread.last().expect("there are some").0, "the last ones are refused");
+    let (status, body) = server.post(COMPLETIONS, &completion("a", 1)).await;
+    assert_eq!((status, &body["error"]["code"]), (429, &"queue_full".into()));
+    drop(unread);
+    server.reaches("dsrun_unsent_response_bytes", 0.0).await;
+    // Who reads gets all of it.
+    let tokens = server.served("/tokenize", &large).await;
+    assert_eq!(tokens["token_strs"].as_array().map(Vec::len), Some(150_000));
+    server.reaches("dsrun_unsent_response_bytes", 0.0).await;
+}
+
+/// Small values take some hundred bytes each in a chat template, so their number is bounded.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_values_that_a_template_gets_are_bounded() {
+    let server = start().await;
+    let many = vec![json!([]); 200_000];
+    let arguments = json!({"x": vec![0; 200_000]}).to_string();
+    let call = json!([{"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}]);
+    let cases = [
+        (json!({"chat_template_kwargs": {"x": many}}), "chat_template_kwargs"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"x": many}}}]}),
+            "tools",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": call}]}),
+            "messages",
+        ),
+    ];
+    for (fields, field) in cases {
+        let (found, message) = server.refused(CHAT, &with(question("x", 1), fields)).await;
+        assert_eq!(found, field, "{message}");
+        assert!(message.contains("100000"), "{message}");
+    }
+    let some = json!({"chat_template_kwargs": {"x": vec![json!([]); 1000]}});
+    server.served(CHAT, &with(question("x", 1), some)).await;
 }

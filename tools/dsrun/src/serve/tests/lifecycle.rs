@@ -181,7 +181,7 @@ async fn a_panic_ends_only_its_request() {
         assert_eq!(ask("/panic").await.expect("an answer").status(), 500);
         assert_eq!(ask("/fine").await.expect("an answer").status(), 200);
     }
-    assert!(app.metrics.text(0, None).contains("\ndsrun_panics_total 2\n"));
+    assert!(app.metrics.text(0, 0, None).contains("\ndsrun_panics_total 2\n"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -235,3 +235,57 @@ async fn an_end_token_waits_for_the_minimum_length() {
     let longer = with(with(completion("ab", 9), fields), json!({"min_tokens": 5}));
     assert_eq!(server.served(COMPLETIONS, &longer).await["usage"]["completion_tokens"], 6);
 }
+
+/// Rules that each use the next one, of which the compiler enters all before it leaves any.
+fn chain(rules: usize) -> String {
+    let rule = |index: usize| format!("r{index}: \"a\" r{} | \"b\"\n", (index + 1) % rules);
+    format!("start: r0\n{}", (0..rules).map(rule).collect::<String>())
+}
+
+#[rstest]
+#[case::rules(json!({"type": "grammar", "syntax": "lark", "definition": chain(9_000)}))]
+#[case::more_rules(json!({"type": "grammar", "syntax": "lark", "definition": chain(30_000)}))]
+#[case::terminals(json!({"type": "grammar", "syntax": "lark", "definition":
+    format!("start: T0\n{}T9000: \"a\"\n", (0..9_000).map(|index| format!("T{index}: T{} \"x\"\n", index + 1)).collect::<String>())}))]
+#[case::references(json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"$ref": "#/$defs/a0", "$defs":
+    (0..9_000).map(|index| (format!("a{index}"), json!({"type": "array", "items": {"$ref": format!("#/$defs/a{}", (index + 1) % 9_000)}})))
+        .collect::<serde_json::Map<_, _>>()}}}))]
+#[case::long_regex(json!({"type": "grammar", "syntax": "regex", "definition": "a".repeat(1_100_000)}))]
+#[case::long_schema(json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"const": "x".repeat(1_100_000)}}}))]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deep_or_long_grammar_does_not_end_the_server(#[case] format: Value) {
+    let server = start().await;
+    let request = with(completion("ab", 3), json!({"response_format": format}));
+    let (status, body) = server.post(COMPLETIONS, &request).await;
+    assert!(
+        status == 200 || (status == 400 && body["error"]["param"] == "response_format"),
+        "{status}: {body}"
+    );
+    let sources = &server.app.loaded().expect("it is loaded").grammars;
+    assert_eq!(sources.held(), 0, "a grammar stays behind");
+    server.served(COMPLETIONS, &completion("a", 1)).await;
+}
+
+/// A large grammar takes memory once, and not for each answer that waits; more of them than fit are refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_grammars_of_requests_are_bounded_together() {
+    let server = start().await;
+    let large = format!("({})*", (0..110_000).map(|index| format!("w{index}")).collect::<Vec<_>>().join("|"));
+    let format = json!({"type": "grammar", "syntax": "regex", "definition": large});
+    let loaded = server.app.loaded().expect("it is loaded");
+    let format = serde_json::from_value(format).expect("a format");
+    let mut held = Vec::new();
+    let refused = loop {
+        match crate::serve::grammar::Grammar::of(&format, &loaded) {
+            Ok(grammar) => held.push(grammar),
+            Err(error) => break error,
+        }
+        assert!(held.len() < 100, "there is no bound");
+    };
+    assert_eq!((refused.status().as_u16(), held.len() > 1), (429, true), "{refused:?}");
+    let answers: Vec<_> = held.iter().flatten().map(crate::serve::grammar::Grammar::constraint).collect();
+    drop(held);
+    assert!(loaded.grammars.held() > 0, "answers hold their grammar");
+    drop(answers);
+    assert_eq!(loaded.grammars.held(), 0);
+}
