@@ -149,7 +149,7 @@ pub(super) struct Int8([[u32; WIDTH]; 1]);
 pub(super) trait Integers: Block {
     /// Whether every part of a block has scales of its own.
     const SCALED: bool;
-    /// Whether a weight is `scale * q + offset`, with an offset that is no multiple of the scale.
+    /// Whether weights are `scale * q + offset` with an offset of their own, rather than `scale * (q - ZERO)`.
     const OFFSET: bool;
     /// Subtracted from every integer, where all weights of this type have the same zero; the offset does not contain it.
     const ZERO: i32;
