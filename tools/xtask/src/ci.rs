@@ -54,7 +54,8 @@ const STEPS: &[Step] = &[
     cargo_step("build", &["build", "--workspace", "--all-targets"]),
     // Also part of `test`, but useful alone for authors of C backends. `--workspace` keeps the same features.
     cargo_step("header", &["test", "--workspace", "--test", "header"]),
-    cargo_step("test", &["test", "--workspace"]),
+    // All failures of one run are worth more than an early end.
+    cargo_step("test", &["test", "--workspace", "--no-fail-fast"]),
     check_step("install", "an installed program finds and loads the installed plugins", install::check),
     check_step("guide", "the commands of the chapter on writing a backend work as printed", guide::check),
     check_step("template", "the template for backends in Rust builds and passes", template::check),
@@ -205,7 +206,7 @@ mod tests {
     #[test]
     fn commands_can_be_pasted_into_a_shell() {
         let command = |name: &str| STEPS.iter().find(|step| step.name == name).unwrap().command();
-        assert_eq!(command("test"), "cargo test --workspace");
+        assert_eq!(command("test"), "cargo test --workspace --no-fail-fast");
         assert_eq!(
             command("rustdoc"),
             "RUSTDOCFLAGS=\"-D warnings\" cargo doc --workspace --no-deps --lib --bins --examples"
@@ -223,7 +224,10 @@ mod tests {
         let text = summary(&outcomes);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("fmt") && lines[1].ends_with("1.5 s"), "{text}");
-        assert!(lines[2].contains("FAILED") && lines[2].ends_with("rerun: cargo test --workspace"), "{text}");
+        assert!(
+            lines[2].contains("FAILED") && lines[2].ends_with("rerun: cargo test --workspace --no-fail-fast"),
+            "{text}"
+        );
         assert!(lines[3].contains("1 failed") && lines[3].ends_with("4.5 s"), "{text}");
     }
 }
