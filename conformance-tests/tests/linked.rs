@@ -43,7 +43,11 @@ fn main() -> ExitCode {
     let parts = trials("wgpu_parts", Arc::new(WgpuBackend::with_weight_parts(1)), |group| {
         WEIGHTED.contains(&group.op())
     });
-    dsrun_test_support::run(backends.into_iter().flat_map(all).chain(parts).collect())
+    // The kernels for cooperative matrices, which software adapters lack.
+    let matrices = trials("wgpu_matrices", Arc::new(WgpuBackend::with_emulated_matrices()), |group| {
+        MULTIPLYING.contains(&group.op())
+    });
+    dsrun_test_support::run(backends.into_iter().flat_map(all).chain(parts).chain(matrices).collect())
 }
 
 /// The ops that read weights.
@@ -69,6 +73,9 @@ fn trials(name: &str, backend: Arc<dyn Backend>, kept: impl Fn(&Group) -> bool) 
     };
     groups().filter(kept).map(one).collect()
 }
+
+/// The ops that multiply many rows by weights.
+const MULTIPLYING: &[&str] = &["linear", "region"];
 
 /// Runs the items of a group: all, or so many, spread evenly.
 fn hold(backend: Arc<dyn Backend>, group: Group, slice: Option<usize>) -> Result<(), Failed> {

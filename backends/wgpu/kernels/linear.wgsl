@@ -27,6 +27,7 @@ fn outputs_of(unit: u32) -> vec4<u32> {
 #endif
 }
 
+#if !MATRICES
 // Four elements of a row of x; zeros past the last column, as in the weight.
 fn x4(row: u32, column: u32) -> vec4<f32> {
 #if VECTORS
@@ -41,6 +42,7 @@ fn x4(row: u32, column: u32) -> vec4<f32> {
     return values;
 #endif
 }
+#endif
 
 #if NORM
 // Four elements of the weight of the norm of x.

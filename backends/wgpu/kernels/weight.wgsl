@@ -13,6 +13,12 @@ const NAME_QUADS: u32 = 4u;
 const NAME_QUADS: u32 = 8u;
 #endif
 
+#if HALVES
+// Four consecutive elements of a row.
+fn NAME_half4(row: u32, quad: u32) -> vec4<f16> {
+    return NAME_data[(row - P.NAME_first) * (P.NAME_row_words / 4u) * 2u + quad];
+}
+#else
 fn NAME_vector(row: u32, index: u32) -> vec4<u32> {
     return NAME_data[(row - P.NAME_first) * (P.NAME_row_words / 4u) + index];
 }
@@ -68,3 +74,23 @@ fn NAME_get4(row: u32, column: u32) -> vec4<f32> {
     let quad = column / 4u;
     return NAME_quad(NAME_vector(row, quad / NAME_QUADS), quad % NAME_QUADS, NAME_affine(row, column));
 }
+
+// The power of two by which the elements of a row are multiplied before they become f16.
+fn NAME_half_scale(row: u32) -> f32 {
+    let at = P.NAME_half_scales + row - P.NAME_first;
+    return bitcast<f32>(NAME_data[at / 4u][at % 4u]);
+}
+
+// The elements of a quad of a vector times `scale`.
+fn NAME_scaled_quad(vector: vec4<u32>, quad: u32, affine: vec2<f32>, scale: f32) -> vec4<f32> {
+#if QUANTISED
+#if MINIMUM
+    return NAME_quad(vector, quad, scale * affine);
+#else
+    return NAME_quad(vector, quad, vec2<f32>(scale * affine.x, affine.y));
+#endif
+#else
+    return scale * NAME_quad(vector, quad, affine);
+#endif
+}
+#endif

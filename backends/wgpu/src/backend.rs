@@ -2,7 +2,7 @@
 
 use crate::{
     driver::{
-        adapter::{self, ADAPTER, DeviceSpec},
+        adapter::{self, ADAPTER, DeviceSpec, Matrices},
         context::Context,
         memory::WgpuBuffer,
         stream::{WgpuEvent, WgpuStream},
@@ -28,6 +28,8 @@ pub struct WgpuBackend {
     info: BackendInfo,
     /// The maximum size in bytes of a part of a weight, if less than the adapter's limit.
     part_bytes: Option<usize>,
+    /// Whether loops replace cooperative matrices.
+    emulated: bool,
     /// The contexts of the devices that it has opened.
     opened: Mutex<Vec<Weak<Context>>>,
 }
@@ -40,13 +42,30 @@ impl WgpuBackend {
             version: env!("CARGO_PKG_VERSION").into(),
             description: "GPUs through Vulkan, Metal or Direct3D 12".into(),
         };
-        Self { info, part_bytes: None, opened: Mutex::default() }
+        Self { info, part_bytes: None, emulated: false, opened: Mutex::default() }
     }
 
     /// A backend that splits weights longer than `bytes` into parts, each of as many rows as fit, but at least four. Weights
     /// longer than a binding of the adapter are always split; this lets tests split short ones.
     pub fn with_weight_parts(bytes: usize) -> Self {
         Self { part_bytes: Some(bytes), ..Self::new() }
+    }
+
+    /// A backend whose kernels for cooperative matrices run, with loops in their place, on adapters that compute with f16. This
+    /// lets tests run these kernels without such matrices.
+    pub fn with_emulated_matrices() -> Self {
+        Self { emulated: true, ..Self::new() }
+    }
+
+    /// Opens an adapter, with the kernels for cooperative matrices or without.
+    fn context(&self, adapter: &wgpu::Adapter, options: &DeviceOptions, matrices: bool) -> Result<Arc<Context>> {
+        Context::open(adapter, MemoryAccount::new(options.memory_limit), |spec| {
+            spec.part_bytes = self.part_bytes.map_or(spec.part_bytes, |bytes| bytes.min(spec.part_bytes));
+            if self.emulated && spec.f16 {
+                spec.matrices = Some(Matrices::Emulated);
+            }
+            spec.matrices = spec.matrices.filter(|_| matrices);
+        })
     }
 
     /// Destroys all open devices of this backend, as a driver reset does, to test how a lost device is handled.
@@ -86,7 +105,12 @@ impl Backend for WgpuBackend {
             let message = "cannot be shared by compute units; leave it out";
             return Err(Error::unsupported(message).at("compute_share"));
         }
-        let context = Context::open(adapter, MemoryAccount::new(options.memory_limit), self.part_bytes)?;
+        let mut context = self.context(adapter, options, true)?;
+        if context.spec.matrices == Some(Matrices::Cooperative)
+            && !probe::multiplies(&context.spec.name, &WgpuDevice::new(context.clone()))
+        {
+            context = self.context(adapter, options, false)?;
+        }
         if context.spec.software {
             tracing::warn!(adapter = %context.spec.name, "this adapter computes on the CPU, slower than the CPU backend");
         }

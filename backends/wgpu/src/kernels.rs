@@ -93,6 +93,7 @@ impl Kernels for WgpuKernels {
             return self.exchange.plan(&self.context, call);
         }
         let plan = self.planned(call)?;
+        let workspace = plan.workspace;
         let mut parts = Vec::new();
         for launch in plan.launches {
             if launch.groups == 0 {
@@ -101,7 +102,7 @@ impl Kernels for WgpuKernels {
             let pipeline = self.context.pipelines.get(&self.context, &launch.shader, &launch.overrides)?;
             parts.push((launch, pipeline));
         }
-        Ok(Arc::new(WgpuPlan { context: self.context.clone(), call: call.clone(), parts }))
+        Ok(Arc::new(WgpuPlan { context: self.context.clone(), call: call.clone(), parts, workspace }))
     }
 }
 
@@ -111,9 +112,14 @@ struct WgpuPlan {
     context: Arc<Context>,
     call: ValidCall,
     parts: Vec<(Launch, Arc<Pipeline>)>,
+    workspace: usize,
 }
 
 impl Plan for WgpuPlan {
+    fn workspace_bytes(&self) -> usize {
+        self.workspace
+    }
+
     fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
         let arguments = arguments.arguments();
         let mut call = WgpuCall {
@@ -175,6 +181,14 @@ fn storage_of<'a>(
             return Ok((WgpuBuffer::locate(&whole, context)?, 0, None));
         }
         (Source::Result(index), Arguments { results, .. }) => results.get(index),
+        (Source::Workspace { offset, rows_of }, Arguments { operands, workspace, .. }) => {
+            let slice = workspace.as_ref().ok_or_else(|| Error::internal("there is no workspace"))?;
+            let extent = match operands.get(rows_of) {
+                Some(Some(Argument::Tensor(binding))) => binding.extent.as_ref(),
+                _ => None,
+            };
+            return Ok((WgpuBuffer::locate(slice, context)?, slice.offset + offset, extent));
+        }
     };
     let binding: &Binding =
         binding.ok_or_else(|| Error::internal(format!("{source:?} is not bound to a tensor")))?;

@@ -8,6 +8,7 @@ mod embed;
 mod experts;
 pub(crate) mod launch;
 mod linear;
+pub(crate) mod matrices;
 mod moe;
 mod norm;
 mod quant;

@@ -1,11 +1,12 @@
-//! Measures whether an adapter flushes subnormal numbers. WGSL permits both, and no API reports it.
+//! Measures what no API reports: whether an adapter flushes subnormal numbers, which WGSL permits, and whether products by
+//! cooperative matrices, which are experimental, are right.
 
 use dsrun_core::{
-    DType, Result, TensorDesc,
+    BytesReader, DType, Error, Result, TensorDesc, WeightFormat, WeightType,
     checked::CheckedPlan,
     device::{BufferSlice, Device, Flushed, MemoryKind},
-    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc},
-    op::Add,
+    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, WeightDesc},
+    op::{Add, Linear},
 };
 use std::{
     collections::HashMap,
@@ -88,4 +89,75 @@ fn scaled(device: &dyn Device, dtype: DType, bits: u32, exponent: i32) -> Result
     let mut bytes = [0; 4];
     stream.download(&result, &mut bytes[..dtype.bytes()], "measuring subnormal numbers", TIMEOUT)?;
     Ok(u32::from_le_bytes(bytes))
+}
+
+/// Rows, outputs and inputs of the product that checks cooperative matrices: more than one tile, not whole tiles, several steps.
+const PRODUCT: [usize; 3] = [150, 200, 96];
+
+/// Whether a device of this name multiplies correctly. A device that has been checked is not checked again.
+pub(crate) fn multiplies(name: &str, device: &dyn Device) -> bool {
+    static KNOWN: Mutex<Option<HashMap<String, bool>>> = Mutex::new(None);
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = known().get_or_insert_default().get(name) {
+        return *known;
+    }
+    let checked = product(device).and_then(|wrong| match wrong {
+        None => Ok(()),
+        Some(index) => Err(Error::internal(format!("element {index} of a product is wrong"))),
+    });
+    if let Err(error) = &checked {
+        tracing::warn!(adapter = name, %error, "its cooperative matrices are not used");
+    }
+    known().get_or_insert_default().insert(name.to_owned(), checked.is_ok());
+    checked.is_ok()
+}
+
+/// Multiplies small integers, whose product is exact, and returns the first wrong element.
+fn product(device: &dyn Device) -> Result<Option<usize>> {
+    let [rows, outputs, inputs] = PRODUCT;
+    let integer = |row: usize, column: usize| ((row * 31 + column * 7 + row * column) % 9) as f32 - 4.0;
+    // The bits of an integer of at most 4 in magnitude as f16.
+    let half = |value: f32| {
+        let bits = value.to_bits();
+        if value == 0.0 { 0 } else { (bits >> 16 & 0x8000 | (bits - (112 << 23)) >> 13 & 0x7FFF) as u16 }
+    };
+    let bytes = |rows: usize| -> Vec<u8> {
+        let elements = (0..rows * inputs).map(|index| integer(index / inputs, index % inputs));
+        elements.flat_map(|element| half(element).to_le_bytes()).collect()
+    };
+    let weight_type =
+        WeightType { format: WeightFormat::Dense(DType::F16), shape: vec![outputs, inputs] };
+    let x = TensorDesc::dense(DType::F16, &[rows, inputs]);
+    let y = TensorDesc::dense(DType::F32, &[rows, outputs]);
+    let call = CallDesc {
+        op: Linear { dtype: DType::F32 }.into(),
+        operands: vec![Some(OperandDesc::Tensor(x.clone())), Some(OperandDesc::Weight(weight_type.clone())), None],
+        results: vec![y.clone()],
+        comm: None,
+    };
+    let plan = CheckedPlan::new(device, call.validate()?)?;
+    let mut stream = device.stream()?;
+    let slice = |bytes: usize| Ok(BufferSlice::whole(device.allocate(bytes.max(4), MemoryKind::Device)?));
+    let (operand, result, workspace) = (slice(x.bytes()?)?, slice(y.bytes()?)?, slice(plan.workspace_bytes())?);
+    stream.upload(&bytes(rows), &operand)?;
+    let mut reader = BytesReader::new(weight_type.clone(), bytes(outputs))?;
+    let weight = device.kernels().prepack(&mut *stream, &WeightDesc { weight_type, immutable: true }, &mut reader)?;
+    let bound = plan.bind(&Arguments {
+        operands: vec![
+            Some(Argument::Tensor(Binding::new(operand))),
+            Some(Argument::Weight(weight)),
+            None,
+        ],
+        results: vec![Binding::new(result.clone())],
+        workspace: Some(workspace),
+    })?;
+    bound.enqueue(&mut *stream)?;
+    let mut bytes = vec![0; 4 * rows * outputs];
+    stream.download(&result, &mut bytes, "checking cooperative matrices", TIMEOUT)?;
+    let value = |index: usize| -> f32 {
+        let (row, output) = (index / outputs, index % outputs);
+        (0..inputs).map(|column| integer(row, column) * integer(output, column)).sum()
+    };
+    let wrong = |(index, element): (usize, &[u8])| (element != value(index).to_le_bytes()).then_some(index);
+    Ok(bytes.chunks_exact(4).enumerate().find_map(wrong))
 }

@@ -2,11 +2,21 @@
 
 use dsrun_core::{Code, Error, Result};
 use std::{fmt, sync::OnceLock};
-use wgpu::{Adapter, AdapterInfo, Backends, DeviceType, Features, Instance, InstanceDescriptor, Limits};
+use wgpu::{
+    Adapter, AdapterInfo, Backends, CooperativeScalarType, DeviceType, Features, Instance,
+    InstanceDescriptor, Limits,
+};
 
 /// The environment variable that selects adapters by a part of their name. Without it, software adapters are only offered
 /// if there is no hardware adapter.
 pub(crate) const ADAPTER: &str = "DSRUN_WGPU_ADAPTER";
+
+/// The environment variable that selects how products of many rows are computed: `0` never uses cooperative matrices, `emulated`
+/// replaces them by loops. Without it, they are used if the adapter has them.
+const MATRICES: &str = "DSRUN_WGPU_MATRICES";
+
+/// Threads of a subgroup in kernels with cooperative matrices.
+const MATRIX_LANES: u32 = 32;
 
 /// The APIs that the backend uses.
 const APIS: Backends = Backends::VULKAN.union(Backends::METAL).union(Backends::DX12);
@@ -85,6 +95,36 @@ fn select(names: &[String], software: &[bool], wanted: Option<&str>) -> Vec<usiz
     all.filter(|index| !any_hardware || !software[*index]).collect()
 }
 
+/// How kernels multiply matrices of 16 x 16 f16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Matrices {
+    /// By cooperative matrices of a subgroup of 32 threads.
+    Cooperative,
+    /// By loops, to test these kernels on adapters without such matrices.
+    Emulated,
+}
+
+impl Matrices {
+    /// The matrices that an adapter says it has, and the user has not ruled out.
+    fn of(adapter: &Adapter, features: Features, subgroup: Option<u32>) -> Option<Self> {
+        let f16 = features.contains(Features::SHADER_F16);
+        match std::env::var(MATRICES).as_deref() {
+            Ok("0") => return None,
+            Ok("emulated") => return f16.then_some(Self::Emulated),
+            _ => {}
+        }
+        let (half, single) = (CooperativeScalarType::F16, CooperativeScalarType::F32);
+        let there = || {
+            adapter.cooperative_matrix_properties().iter().any(|shape| {
+                [shape.m_size, shape.n_size, shape.k_size] == [16; 3]
+                    && (shape.ab_type, shape.cr_type) == (half, single)
+            })
+        };
+        let enabled = features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
+        (enabled && f16 && subgroup == Some(MATRIX_LANES) && there()).then_some(Self::Cooperative)
+    }
+}
+
 /// The features and limits of an open device, by which kernels are chosen.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceSpec {
@@ -96,6 +136,8 @@ pub(crate) struct DeviceSpec {
     pub(crate) i16: bool,
     /// The number of lanes of every subgroup, if the adapter has subgroups and all are equal. It is reported; no kernel uses it.
     pub(crate) subgroup: Option<u32>,
+    /// How kernels multiply matrices of f16, if at all.
+    pub(crate) matrices: Option<Matrices>,
     /// Whether command buffers can write timestamps.
     pub(crate) timestamps: bool,
     /// Whether the adapter computes on the CPU.
@@ -114,6 +156,7 @@ impl DeviceSpec {
         let wanted = Features::SHADER_F16
             | Features::SHADER_I16
             | Features::SUBGROUP
+            | Features::EXPERIMENTAL_COOPERATIVE_MATRIX
             | TIMESTAMPS
             | Features::PIPELINE_CACHE;
         adapter.features() & wanted
@@ -125,11 +168,13 @@ impl DeviceSpec {
         let same =
             info.subgroup_min_size == info.subgroup_max_size && info.subgroup_min_size.is_power_of_two();
         let subgroup = features.contains(Features::SUBGROUP) && same && info.subgroup_min_size >= 4;
+        let subgroup = subgroup.then_some(info.subgroup_min_size);
         Self {
             name: display_name(&info),
             f16: features.contains(Features::SHADER_F16),
             i16: features.contains(Features::SHADER_I16),
-            subgroup: subgroup.then_some(info.subgroup_min_size),
+            subgroup,
+            matrices: Matrices::of(adapter, features, subgroup),
             timestamps: features.contains(TIMESTAMPS),
             software: is_software(&info),
             alignment: (limits.min_storage_buffer_offset_alignment as usize).max(16),
@@ -154,9 +199,14 @@ impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let have = |present: bool| if present { "yes" } else { "no" };
         let subgroup = self.subgroup.map_or("no".to_owned(), |lanes| format!("{lanes} lanes"));
+        let matrices = match self.matrices {
+            Some(Matrices::Cooperative) => "yes",
+            Some(Matrices::Emulated) => "emulated",
+            None => "no",
+        };
         write!(
             f,
-            "f16: {}, bf16: {}, subgroups: {subgroup}, bindings up to {} MiB, buffers up to {} MiB",
+            "f16: {}, bf16: {}, subgroups: {subgroup}, matrices: {matrices}, bindings up to {} MiB, buffers up to {} MiB",
             have(self.f16),
             have(self.i16),
             self.binding_bytes() >> 20,

@@ -94,23 +94,25 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Opens a device on an adapter. `part_bytes` limits the parts of weights further than the adapter's bindings do.
+    /// Opens a device on an adapter; `adjust` may restrict what its kernels use.
     ///
     /// # Errors
     /// [`Code::Unavailable`] if the driver refuses.
     pub(crate) fn open(
         adapter: &Adapter,
         account: Arc<MemoryAccount>,
-        part_bytes: Option<usize>,
+        adjust: impl FnOnce(&mut DeviceSpec),
     ) -> Result<Arc<Self>> {
         let features = DeviceSpec::features(adapter);
         let mut spec = DeviceSpec::new(adapter, features);
-        spec.part_bytes = part_bytes.map_or(spec.part_bytes, |bytes| bytes.min(spec.part_bytes));
+        adjust(&mut spec);
         let descriptor = DeviceDescriptor {
             label: Some("dsrun"),
             required_features: features,
             required_limits: adapter.limits(),
-            experimental_features: ExperimentalFeatures::disabled(),
+            // SAFETY: the only such feature is cooperative matrices. Kernels with them are those of this crate, whose results the
+            // backend checks when it opens a device.
+            experimental_features: unsafe { ExperimentalFeatures::enabled() },
             memory_hints: MemoryHints::Performance,
             trace: Trace::Off,
         };

@@ -7,7 +7,9 @@
 //! - parameters of a call become a uniform struct `P`, numbers that select a pipeline become `override` constants, and
 //!   numbers that size arrays of a function become `const`;
 //! - lines between `#if NAME` and `#endif` (with an optional `#else`) are kept only if the flag `NAME` is set, or, for
-//!   `#if !NAME`, is not set.
+//!   `#if !NAME`, is not set;
+//! - lines between `#each N COUNT` and `#endeach` are repeated as often as the constant `COUNT` says, with the number of the
+//!   repetition for `$N`. So variables that must be in registers have names, not indices.
 
 use dsrun_core::DType;
 use std::fmt::Write;
@@ -16,6 +18,11 @@ use std::fmt::Write;
 const PRELUDE: &str = include_str!("../../kernels/prelude.wgsl");
 /// The function that reads a weight.
 const WEIGHT: &str = include_str!("../../kernels/weight.wgsl");
+
+/// The flag of shaders that use cooperative matrices.
+pub(crate) const MATRICES: &str = "MATRICES";
+/// The flag of shaders in which loops replace cooperative matrices.
+pub(crate) const EMULATED: &str = "EMULATED";
 
 /// The stored form of the elements of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,7 +82,7 @@ pub(crate) enum Element {
     U32,
     /// Words of four bytes each, whose bytes may be written by different threads.
     Bytes,
-    /// Words of a weight, read as vectors of four.
+    /// Words of a weight, read as vectors of four; with vectors, f16 are read four at a time.
     Weight(WeightElement),
 }
 
@@ -103,6 +110,7 @@ impl Element {
             (Self::BF16, true) => "array<vec2<u32>>",
             (Self::I32, _) => "array<i32>",
             (Self::U32, _) => "array<u32>",
+            (Self::Weight(WeightElement::F16), true) => "array<vec4<f16>>",
             (Self::Weight(_), _) => "array<vec4<u32>>",
             (Self::Bytes, _) => "array<atomic<u32>>",
         }
@@ -126,7 +134,11 @@ impl Element {
             (Self::BF16, true) => {
                 format!("fn {n}_get4(i: u32) -> vec4<f32> {{ return widen_bf16({n}_data[i]); }}\n")
             }
-            (Self::Weight(element), _) => selected(WEIGHT, &element.flags()).replace("NAME", n),
+            (Self::Weight(element), _) => {
+                let mut flags = element.flags();
+                flags.extend((vectors && element == WeightElement::F16).then_some("HALVES"));
+                selected(WEIGHT, &flags).replace("NAME", n)
+            }
             (Self::Bytes, _) => String::new(),
         };
         if read_only {
@@ -212,8 +224,12 @@ impl Shader {
     pub(crate) fn source(&self) -> String {
         let mut text = String::new();
         let uses = |element| self.bound().any(|tensor| tensor.element == element);
-        if uses(Element::F16) {
+        let has = |flag| self.flags.contains(&flag);
+        if uses(Element::F16) || has(MATRICES) {
             text.push_str("enable f16;\n");
+        }
+        if has(MATRICES) && !has(EMULATED) {
+            text.push_str("enable wgpu_cooperative_matrix;\n");
         }
         if uses(Element::BF16) {
             text.push_str("enable wgpu_int16;\n");
@@ -276,10 +292,40 @@ impl Shader {
             };
         }
         for part in std::iter::once(PRELUDE).chain(self.parts.iter().copied()) {
-            text.push_str(&selected(part, &self.flags));
+            text.push_str(&selected(&repeated(part, &self.constants), &self.flags));
         }
         text
     }
+}
+
+/// A source with its repetitions written out; a count that is no constant is none.
+fn repeated(source: &str, constants: &[(&str, u32)]) -> String {
+    let mut text = String::with_capacity(source.len());
+    let mut lines = source.lines();
+    while let Some(line) = lines.next() {
+        let Some(header) = line.trim_start().strip_prefix("#each ") else {
+            text.push_str(line);
+            text.push('\n');
+            continue;
+        };
+        let (mut body, mut depth) = (String::new(), 1);
+        for line in lines.by_ref() {
+            let trimmed = line.trim_start();
+            depth += usize::from(trimmed.starts_with("#each "));
+            depth -= usize::from(trimmed.starts_with("#endeach"));
+            if depth == 0 {
+                break;
+            }
+            body.push_str(line);
+            body.push('\n');
+        }
+        let (name, count) = header.trim().split_once(' ').unwrap_or((header, ""));
+        let count = constants.iter().find(|(constant, _)| *constant == count).map_or(0, |(_, count)| *count);
+        for number in 0..count {
+            text.push_str(&repeated(&body.replace(&format!("${name}"), &number.to_string()), constants));
+        }
+    }
+    text
 }
 
 /// The lines of a source that its flags select.
@@ -311,6 +357,13 @@ fn selected(source: &str, flags: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_are_repeated() {
+        let source = "a\n#each I TWO\nb$I\n#each J THREE\nc$I$J\n#endeach\n#endeach\nd\n#each I NONE\ne\n#endeach\n";
+        let constants = [("TWO", 2), ("THREE", 3)];
+        assert_eq!(repeated(source, &constants), "a\nb0\nc00\nc01\nc02\nb1\nc10\nc11\nc12\nd\n");
+    }
 
     #[test]
     fn flags_select_lines() {

@@ -107,7 +107,7 @@ pub(super) fn grouped_linear(op: &GroupedLinear, call: &CallDesc, spec: &DeviceS
         }
         Ok(launch.param("count", Value::U32(op.count)).param("first_expert", Value::U32(op.first_expert)))
     })?;
-    Ok(CallPlan { launches })
+    Ok(launches.into())
 }
 
 pub(super) fn head_linear(op: &HeadLinear, call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
@@ -126,5 +126,5 @@ pub(super) fn head_linear(op: &HeadLinear, call: &CallDesc, spec: &DeviceSpec) -
         let launch = launch.operand("bias", call, usize::MAX)?.weight_part("w", 1, 0, None)?;
         launches.push(launch.flag("HEADS", true).flag("COPY", true).flag("SAME", same));
     }
-    Ok(CallPlan { launches })
+    Ok(launches.into())
 }

@@ -8,11 +8,19 @@ use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc};
 #[derive(Debug, Default)]
 pub(crate) struct CallPlan {
     pub(crate) launches: Vec<Launch>,
+    /// Bytes of scratch memory that the dispatches share.
+    pub(crate) workspace: usize,
 }
 
 impl From<Launch> for CallPlan {
     fn from(launch: Launch) -> Self {
-        Self { launches: vec![launch] }
+        vec![launch].into()
+    }
+}
+
+impl From<Vec<Launch>> for CallPlan {
+    fn from(launches: Vec<Launch>) -> Self {
+        Self { launches, workspace: 0 }
     }
 }
 
@@ -33,6 +41,24 @@ pub(crate) enum Source {
     },
     /// A result.
     Result(usize),
+    /// Scratch memory of the call.
+    Workspace {
+        /// The first byte.
+        offset: usize,
+        /// The operand with whose number of rows it is filled.
+        rows_of: usize,
+    },
+}
+
+/// A matrix in the scratch memory of a call.
+#[derive(Clone, Debug)]
+pub(crate) struct Scratch {
+    /// Its shape and type.
+    pub(crate) desc: TensorDesc,
+    /// The first byte.
+    pub(crate) offset: usize,
+    /// The operand with whose number of rows it is filled.
+    pub(crate) rows_of: usize,
 }
 
 /// A parameter of a shader whose value is known when the call is planned.
@@ -156,14 +182,24 @@ impl Launch {
         let (present, vectors, bounded) = (layout.is_some(), false, false);
         // A weight has a separate buffer, which no dispatch writes.
         self.shader.tensors.push(Tensor { name, element, vectors, read_only: true, present, bounded });
-        let sizes = layout.map_or([0; 6], |layout| {
-            [layout.first, layout.rows, layout.row_words, layout.scales, layout.groups, layout.group]
+        let sizes = layout.map_or([0; 7], |layout| {
+            let Layout { first, rows, row_words, scales, groups, group, half_scales, .. } = *layout;
+            [first, rows, row_words, scales, groups, group, half_scales]
         });
-        let fields = ["first", "rows", "row_words", "scales", "groups", "group"];
+        let fields = ["first", "rows", "row_words", "scales", "groups", "group", "half_scales"];
         for (field, size) in fields.into_iter().zip(sizes) {
             self = self.size(format!("{name}_{field}"), size)?;
         }
         Ok(self)
+    }
+
+    /// Adds a matrix in scratch memory; `vectors` reads four elements at a time.
+    ///
+    /// # Errors
+    /// If its size exceeds 32 bits.
+    pub(crate) fn scratch(self, name: &'static str, scratch: &Scratch, vectors: bool) -> Result<Self> {
+        let source = Source::Workspace { offset: scratch.offset, rows_of: scratch.rows_of };
+        self.tensor(name, Some(&scratch.desc), source, vectors)
     }
 
     /// Adds a result.

@@ -3,7 +3,7 @@
 use super::{
     activation,
     launch::{CallPlan, Launch, Value},
-    rope, weight,
+    matrices, rope, weight,
 };
 use crate::driver::adapter::DeviceSpec;
 use dsrun_core::{
@@ -13,10 +13,10 @@ use dsrun_core::{
     region::well_known::{Heads, MlpActivation},
 };
 
-const SOURCE: &str = include_str!("../../kernels/linear.wgsl");
+pub(super) const SOURCE: &str = include_str!("../../kernels/linear.wgsl");
 
 /// Up to this many rows, the weight is read once per [`ROWS_AT_ONCE`] rows instead of once per 64.
-const FEW_ROWS: usize = 8;
+pub(super) const FEW_ROWS: usize = 8;
 /// Rows of a workgroup of the kernel for few rows.
 const ROWS_AT_ONCE: usize = 4;
 /// Outputs of a unit, which a thread computes together.
@@ -103,8 +103,23 @@ pub(super) fn plan(fused: &FusedLinear, call: &CallDesc, spec: &DeviceSpec) -> R
         );
         return Err(Error::unsupported(message));
     }
+    if matrices::suits(fused, call, spec, &parts) {
+        let finish =
+            |launch: Launch| epilogue(launch.size("outputs", outputs)?, fused, call, outputs);
+        return matrices::plan(fused, call, spec, &parts, |part| units(fused, part), finish);
+    }
     let one = |(index, part): (usize, &weight::Layout)| part_of(fused, call, outputs, index, part);
-    Ok(CallPlan { launches: parts.iter().enumerate().map(one).collect::<Result<_>>()? })
+    Ok(parts.iter().enumerate().map(one).collect::<Result<Vec<_>>>()?.into())
+}
+
+/// The units of a part of the weight.
+fn units(fused: &FusedLinear, part: &weight::Layout) -> usize {
+    match &fused.epilogue {
+        Epilogue::Activate(MlpActivation::Gated(gated)) if gated.layout == GateLayout::Concatenated => {
+            (part.rows / 2).div_ceil(UNIT / 2)
+        }
+        _ => part.rows.div_ceil(UNIT),
+    }
 }
 
 /// The dispatch for a part of the weight.
@@ -119,13 +134,7 @@ fn part_of(
     let &[rows, inputs] = x.shape.as_slice() else {
         return Err(Error::internal("x of linear is not a matrix"));
     };
-    let units = match &fused.epilogue {
-        Epilogue::Activate(MlpActivation::Gated(gated)) if gated.layout == GateLayout::Concatenated => {
-            (part.rows / 2).div_ceil(UNIT / 2)
-        }
-        _ => part.rows.div_ceil(UNIT),
-    };
-    let tiling = Tiling::new(rows, part.first / UNIT, units);
+    let tiling = Tiling::new(rows, part.first / UNIT, units(fused, part));
     let entry = if tiling.few { "linear_few" } else { "linear_many" };
     let vectors =
         inputs.is_multiple_of(4) && x.strides.first().is_some_and(|stride| stride.is_multiple_of(4));
@@ -148,8 +157,7 @@ fn part_of(
         launch = launch.param("weight_offset", Value::F32(norm.weight_offset)).flag("NORM", true);
     }
     launch = launch.size("inputs", inputs)?.size("outputs", outputs)?;
-    let small_groups = part.groups > 1 && !part.group.is_multiple_of(UNIT * part.quads());
-    launch = launch.flag("SMALL_GROUPS", small_groups).flag("VECTORS", vectors);
+    launch = launch.flag("SMALL_GROUPS", part.has_small_groups()).flag("VECTORS", vectors);
     epilogue(launch, fused, call, outputs)
 }
 

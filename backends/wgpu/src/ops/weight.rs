@@ -3,7 +3,8 @@
 //! A weight is one buffer of words, or several if it is longer than a binding: each part is then packed as a separate weight with
 //! some of the rows. Dense weights keep their element type; quantised weights become unsigned integers of 4 or 8 bits, or floats
 //! of 4 bits, the first in the lowest bits. Rows are padded with zeros to 16 bytes. The rows of a quantised weight are followed
-//! by two f32 for each group of each row: the scale, and the zero point or the minimum.
+//! by two f32 for each group of each row: the scale, and the zero point or the minimum. Last come the [`half_scale`]s, one f32
+//! for each row, unless the elements are f32 or f16.
 
 use crate::driver::{
     adapter::DeviceSpec, context::Context, memory::WgpuBuffer, shader::WeightElement, stream::WgpuStream,
@@ -38,6 +39,8 @@ pub(crate) struct Layout {
     pub(crate) groups: usize,
     /// Columns of a group.
     pub(crate) group: usize,
+    /// The first word of the [`half_scale`]s of the rows.
+    pub(crate) half_scales: usize,
     pub(crate) bytes: usize,
 }
 
@@ -45,8 +48,19 @@ impl Layout {
     /// The layout of some rows of this one; `None` if the size overflows.
     fn part(&self, first: usize, rows: usize) -> Option<Self> {
         let scales = rows.checked_mul(self.row_words)?;
-        let words = rows.checked_mul(self.groups.checked_mul(2)?)?.checked_add(scales)?;
-        Some(Self { first, rows, scales, bytes: words.checked_mul(4)?, ..*self })
+        let half_scales = rows.checked_mul(self.groups.checked_mul(2)?)?.checked_add(scales)?;
+        let words = half_scales.checked_add(if self.has_half_scales() { rows } else { 0 })?;
+        Some(Self { first, rows, scales, half_scales, bytes: words.checked_mul(4)?, ..*self })
+    }
+
+    /// Whether each row has a [`half_scale`].
+    pub(crate) fn has_half_scales(&self) -> bool {
+        !matches!(self.element, WeightElement::F32 | WeightElement::F16)
+    }
+
+    /// Whether 16 bytes of a row may have elements of several groups.
+    pub(crate) fn has_small_groups(&self) -> bool {
+        self.groups > 1 && !self.group.is_multiple_of(4 * self.quads())
     }
 
     /// The quads of columns in 16 bytes of a row.
@@ -108,7 +122,7 @@ fn layout(weight: &WeightType) -> Result<Layout> {
     let row_words = columns.checked_mul(bits).and_then(|bits| bits.div_ceil(32).checked_next_multiple_of(4));
     let whole = row_words.and_then(|row_words| {
         let layout =
-            Layout { element, first: 0, rows, columns, row_words, scales: 0, groups, group, bytes: 0 };
+            Layout { element, first: 0, rows, columns, row_words, scales: 0, groups, group, half_scales: 0, bytes: 0 };
         layout.part(0, rows)
     });
     whole.ok_or_else(|| Error::invalid(format!("{:?} bytes overflow", weight.shape)).field("shape"))
@@ -124,7 +138,7 @@ pub(crate) fn parts(weight: &WeightType, spec: &DeviceSpec) -> Result<Vec<Layout
         return Ok(vec![whole]);
     }
     let limit = spec.binding_bytes();
-    let row_bytes = 4 * (whole.row_words + 2 * whole.groups);
+    let row_bytes = 4 * (whole.row_words + 2 * whole.groups + usize::from(whole.has_half_scales()));
     let rows = (spec.part_bytes / row_bytes / PART_ROWS * PART_ROWS).max(PART_ROWS);
     if PART_ROWS * row_bytes > limit {
         let message = format!(
@@ -196,7 +210,7 @@ fn pack_part(
     let format = reader.weight_type().format;
     let row_bytes = reader.weight_type().row_bytes()?;
     let step = (SLAB / row_bytes.max(1)).max(1);
-    let (mut words, mut scales) = (Vec::new(), Vec::new());
+    let (mut words, mut scales, mut half_scales) = (Vec::new(), Vec::new(), Vec::new());
     for first in (0..layout.rows).step_by(step) {
         let count = step.min(layout.rows - first);
         let rows = reader.rows(layout.first + first, count)?;
@@ -211,8 +225,13 @@ fn pack_part(
         }
         words.clear();
         scales.clear();
+        half_scales.clear();
         for row in 0..count {
-            pack_row(format, layout, &rows[row * row_bytes..][..row_bytes], &mut words, &mut scales)?;
+            let largest =
+                pack_row(format, layout, &rows[row * row_bytes..][..row_bytes], &mut words, &mut scales)?;
+            if layout.has_half_scales() {
+                half_scales.extend(half_scale(largest).to_le_bytes());
+            }
         }
         let mut upload = |bytes: &[u8], offset: usize| {
             let slice = BufferSlice::new(buffer.clone(), offset, bytes.len())?;
@@ -220,19 +239,29 @@ fn pack_part(
         };
         upload(&words, 4 * first * layout.row_words)?;
         upload(&scales, 4 * (layout.scales + first * layout.groups * 2))?;
+        upload(&half_scales, 4 * (layout.half_scales + first))?;
     }
     Ok(())
 }
 
-/// Appends the words of a row, and the scales of its groups.
+/// The power of two by which the elements of a row are multiplied before they become f16, so that the largest, of this
+/// magnitude, is at least 2^13 and less than 2^14: bf16 and scales have a larger range than f16.
+fn half_scale(largest: f32) -> f32 {
+    let exponent = (largest.to_bits() >> 23 & 0xFF) as i32 - 127;
+    if largest == 0.0 || exponent == 128 { 1.0 } else { 2f32.powi((13 - exponent).clamp(-126, 126)) }
+}
+
+/// Appends the words of a row, and the scales of its groups. Returns the largest magnitude of its elements, if they have a
+/// [`half_scale`].
 fn pack_row(
     format: WeightFormat,
     layout: &Layout,
     row: &[u8],
     words: &mut Vec<u8>,
     scales: &mut Vec<u8>,
-) -> Result<()> {
+) -> Result<f32> {
     let end = words.len() + 4 * layout.row_words;
+    let mut largest = 0f32;
     if layout.element.is_quantised() {
         let mut integers = vec![0; layout.columns];
         let mut affine = vec![Affine::default(); layout.groups];
@@ -251,16 +280,30 @@ fn pack_row(
                 words.extend(integers.chunks(2).map(pair));
             }
         }
-        let minimum = matches!(layout.element, WeightElement::Integers { minimum: true, .. });
+        let (minimum, greatest) = match layout.element {
+            WeightElement::Integers { bits, minimum } => (minimum, ((1 << bits) - 1) as f32),
+            _ => (false, 0.0),
+        };
         for Affine { scale, zero, minimum: lowest } in affine {
             let offset = if minimum { lowest } else { zero };
             scales.extend([scale, offset].into_iter().flat_map(f32::to_le_bytes));
+            let ends = match layout.element {
+                WeightElement::Floats4 => [12.0 * scale; 2],
+                _ if minimum => [lowest, scale * greatest + lowest],
+                _ => [scale * zero, scale * (greatest - zero)],
+            };
+            largest = ends.into_iter().map(f32::abs).fold(largest, f32::max);
         }
     } else {
         words.extend_from_slice(row);
+        if layout.element == WeightElement::BF16 {
+            let magnitude = |pair: &[u8]| u16::from_le_bytes([pair[0], pair[1]]) & 0x7FFF;
+            let bits = row.chunks_exact(2).map(magnitude).max().unwrap_or(0);
+            largest = f32::from_bits(u32::from(bits) << 16);
+        }
     }
     words.resize(end, 0);
-    Ok(())
+    Ok(largest)
 }
 
 /// Encodes half of `doubled` as a 4-bit float: a sign, two bits of exponent and one of significand. Numbers that it cannot
@@ -278,5 +321,23 @@ impl PackedWeight for WgpuWeight {
 
     fn bytes(&self) -> usize {
         self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_scales_make_the_largest_element_large() {
+        for largest in [1.0f32, 0.02, 65504.0, 3e38, 1e-30] {
+            let scale = half_scale(largest);
+            assert_eq!(scale.to_bits() & 0x007F_FFFF, 0, "{scale} is no power of two");
+            let scaled = scale * largest;
+            assert!((8192.0..16384.0).contains(&scaled), "{largest} becomes {scaled}");
+        }
+        assert_eq!([0.0, f32::INFINITY, f32::NAN].map(half_scale), [1.0; 3]);
+        // The scale of a subnormal number and its inverse are normal.
+        assert_eq!(half_scale(1e-40), 2f32.powi(126));
     }
 }

@@ -1,0 +1,155 @@
+//! Linear layers of many rows by cooperative matrices, on adapters that have them.
+
+use super::{
+    launch::{CallPlan, Launch, Scratch, Value},
+    linear::{FEW_ROWS, FusedLinear, UNIT},
+    weight,
+};
+use crate::driver::{
+    adapter::{DeviceSpec, Matrices},
+    shader::{EMULATED, MATRICES, WeightElement},
+};
+use dsrun_core::{DType, Error, Result, TensorDesc, kernels::CallDesc};
+
+const SOURCE: &str = include_str!("../../kernels/matrices.wgsl");
+const HALVES: &str = include_str!("../../kernels/halves.wgsl");
+
+/// Rows and columns of a fragment, which a subgroup multiplies at once.
+const FRAGMENT: usize = 16;
+/// Threads of a subgroup.
+pub(crate) const SUBGROUP: usize = 32;
+/// Columns that are staged in workgroup memory at once.
+const STEP: usize = 32;
+
+/// The tile of a workgroup, and the part of it that each subgroup computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tile {
+    rows: usize,
+    outputs: usize,
+    warp_rows: usize,
+    warp_outputs: usize,
+}
+
+impl Tile {
+    /// The tile for a number of rows.
+    fn of(rows: usize) -> Self {
+        if rows <= 64 {
+            Self { rows: 64, outputs: 64, warp_rows: 32, warp_outputs: 32 }
+        } else {
+            Self { rows: 128, outputs: 128, warp_rows: 64, warp_outputs: 64 }
+        }
+    }
+
+    fn threads(&self) -> usize {
+        self.rows / self.warp_rows * (self.outputs / self.warp_outputs) * SUBGROUP
+    }
+
+    /// Bytes of workgroup memory with this number of tiles of both factors.
+    fn shared_bytes(&self, buffers: usize) -> usize {
+        let tiles = buffers * (self.rows + self.outputs) * (STEP + 8) * 2;
+        tiles + self.threads() / SUBGROUP * FRAGMENT * 20 * 4 + 16
+    }
+}
+
+/// Whether the products of a linear layer are computed by cooperative matrices: many rows of f16 or bf16, whose number of columns
+/// is a multiple of a step, by a weight of the same element type or of groups that are not small.
+pub(super) fn suits(fused: &FusedLinear, call: &CallDesc, spec: &DeviceSpec, parts: &[weight::Layout]) -> bool {
+    let Some(x) = call.tensor(0) else { return false };
+    let (&[rows, inputs], &[stride, _]) = (x.shape.as_slice(), x.strides.as_slice()) else { return false };
+    let whole_row = || call.tensor(1).is_some_and(|norm| norm.shape == [inputs]);
+    let aligned = inputs > 0 && inputs.is_multiple_of(STEP) && stride.is_multiple_of(4);
+    let fits = |part: &weight::Layout| match (part.element, x.dtype) {
+        (WeightElement::F16, DType::F16) | (WeightElement::BF16, DType::BF16) => true,
+        (WeightElement::Integers { .. } | WeightElement::Floats4, DType::F16 | DType::BF16) => {
+            !part.has_small_groups()
+        }
+        _ => false,
+    };
+    spec.matrices.is_some()
+        && rows > FEW_ROWS
+        && aligned
+        && (fused.norm.is_none() || whole_row())
+        && parts.iter().all(fits)
+}
+
+/// The dispatches of a linear layer that [`suits`]: one that converts the rows, unless they can be read as they are, and one per
+/// part of the weight. `finish` adds the operands of the epilogue to those; `units` are the units of a part.
+pub(super) fn plan(
+    fused: &FusedLinear,
+    call: &CallDesc,
+    spec: &DeviceSpec,
+    parts: &[weight::Layout],
+    units: impl Fn(&weight::Layout) -> usize,
+    finish: impl Fn(Launch) -> Result<Launch>,
+) -> Result<CallPlan> {
+    let Some(x) = call.tensor(0) else { return Err(Error::internal("linear has no x")) };
+    let (&[rows, inputs], &[stride, _]) = (x.shape.as_slice(), x.strides.as_slice()) else {
+        return Err(Error::internal("x of linear is not a matrix"));
+    };
+    let mut plan = CallPlan::default();
+    let direct = fused.norm.is_none() && x.dtype == DType::F16 && stride.is_multiple_of(8);
+    let scaled = x.dtype == DType::BF16;
+    let mut scratch = |dtype: DType, columns: usize| -> Result<Scratch> {
+        let desc = TensorDesc { bounded: x.bounded, ..TensorDesc::dense(dtype, &[rows, columns]) };
+        let offset = plan.workspace.next_multiple_of(spec.alignment);
+        plan.workspace = (offset + desc.bytes()?).next_multiple_of(16);
+        Ok(Scratch { desc, offset, rows_of: 0 })
+    };
+    let halves = scratch(DType::F16, inputs)?;
+    let scales = scratch(DType::F32, 1)?;
+    if direct {
+        plan.workspace = 0;
+    } else {
+        let mut launch = Launch::new(HALVES, "halves_of_rows").groups(rows).vectors("x", call, 0)?;
+        launch = launch.scratch("halves", &halves, true)?.size("inputs", inputs)?;
+        if let Some(norm) = &fused.norm {
+            launch = launch.vectors("norm_weight", call, 1)?.param("eps", Value::F32(norm.eps));
+            launch = launch.param("weight_offset", Value::F32(norm.weight_offset)).flag("NORM", true);
+        }
+        if scaled {
+            launch = launch.scratch("x_scales", &scales, false)?.flag("SCALED", true);
+        }
+        plan.launches.push(launch);
+    }
+    let tile = Tile::of(rows);
+    let double = tile.shared_bytes(2) <= spec.limits.max_compute_workgroup_storage_size as usize;
+    for (index, part) in parts.iter().enumerate() {
+        let units = units(part);
+        let groups = units.div_ceil(tile.outputs / UNIT).saturating_mul(rows.div_ceil(tile.rows));
+        let mut launch = Launch::new(super::linear::SOURCE, "linear_matrices").groups(groups);
+        launch.shader.parts.push(SOURCE);
+        launch = if direct { launch.vectors("x", call, 0)? } else { launch.scratch("x", &halves, true)? };
+        launch = launch.weight_part("w", fused.weight, index, Some(part))?;
+        let halves = part.element == WeightElement::F16;
+        if let Some(weight) = launch.shader.tensors.last_mut() {
+            weight.vectors = halves;
+        }
+        launch = launch.operand("bias", call, fused.bias.unwrap_or(usize::MAX))?;
+        if scaled {
+            launch = launch.scratch("x_scales", &scales, false)?.flag("X_SCALED", true);
+        }
+        let vectors = STEP / (UNIT * part.quads());
+        let constants = [
+            ("TILE_ROWS", tile.rows),
+            ("TILE_OUTPUTS", tile.outputs),
+            ("ROW_FRAGMENTS", tile.warp_rows / FRAGMENT),
+            ("OUTPUT_FRAGMENTS", tile.warp_outputs / FRAGMENT),
+            ("THREADS", tile.threads()),
+            ("STEP", STEP),
+            ("STEP_FRAGMENTS", STEP / FRAGMENT),
+            ("BUFFERS", 1 + usize::from(double)),
+            ("X_LOADS", tile.rows * (STEP / 8) / tile.threads()),
+            ("W_LOADS", (tile.outputs * vectors).div_ceil(tile.threads())),
+            ("W_QUADS", part.quads()),
+        ];
+        launch.shader.constants.extend(constants.map(|(name, value)| (name, value as u32)));
+        launch = launch.size("inputs", inputs)?.size("first_unit", part.first / UNIT)?.size("units", units)?;
+        launch = launch.flag(MATRICES, true).flag(EMULATED, spec.matrices == Some(Matrices::Emulated));
+        launch = launch.flag("HALVES", halves).flag("SCALED", !halves).flag("DOUBLE", double);
+        plan.launches.push(finish(launch)?);
+    }
+    Ok(plan)
+}
+
+#[cfg(test)]
+mod tests;

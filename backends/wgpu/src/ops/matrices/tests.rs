@@ -1,0 +1,167 @@
+//! Tests of the choice of kernels, and of their sources, which need no adapter.
+
+use super::*;
+use crate::ops::linear::{self, Epilogue};
+use dsrun_core::{
+    WeightFormat, WeightType,
+    kernels::OperandDesc,
+    op::{GateLayout, GatedActivation, Linear, Nonlinearity, RmsNorm, Rope, RopePairing},
+    region::well_known::{Heads, MlpActivation},
+};
+use rstest::rstest;
+use wgpu::{
+    Limits,
+    naga::{
+        back::spv,
+        front::wgsl,
+        valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator},
+    },
+};
+
+fn spec(matrices: Option<Matrices>) -> DeviceSpec {
+    let limits = Limits { max_compute_workgroup_storage_size: 48 << 10, ..Limits::default() };
+    DeviceSpec {
+        name: "test".into(),
+        f16: true,
+        i16: true,
+        subgroup: Some(32),
+        matrices,
+        timestamps: false,
+        software: false,
+        alignment: 256,
+        part_bytes: 1 << 30,
+        limits,
+    }
+}
+
+fn tensor(dtype: DType, shape: &[usize]) -> Option<OperandDesc> {
+    Some(OperandDesc::Tensor(TensorDesc::dense(dtype, shape)))
+}
+
+fn weight(format: &str, shape: [usize; 2]) -> Option<OperandDesc> {
+    let format = WeightFormat::from_name(format).unwrap();
+    Some(OperandDesc::Weight(WeightType { format, shape: shape.to_vec() }))
+}
+
+/// A linear layer of `[rows, outputs, inputs]`.
+fn call(dtype: DType, format: &str, [rows, outputs, inputs]: [usize; 3]) -> CallDesc {
+    CallDesc {
+        op: Linear { dtype }.into(),
+        operands: vec![tensor(dtype, &[rows, inputs]), weight(format, [outputs, inputs]), None],
+        results: vec![TensorDesc::dense(dtype, &[rows, outputs])],
+        comm: None,
+    }
+}
+
+fn entries(plan: &CallPlan) -> Vec<&'static str> {
+    plan.launches.iter().map(|launch| launch.shader.entry).collect()
+}
+
+/// Compiles a shader to SPIR-V.
+fn compile(launch: &Launch) -> Result<usize, String> {
+    let source = launch.shader.source();
+    let module = wgsl::parse_str(&source).map_err(|error| error.emit_to_string(&source))?;
+    let mut validator = Validator::new(ValidationFlags::all(), Capabilities::all());
+    validator.subgroup_stages(ShaderStages::all()).subgroup_operations(SubgroupOperationSet::all());
+    let info = validator.validate(&module).map_err(|error| error.emit_to_string(&source))?;
+    let options = spv::Options { lang_version: (1, 3), ..spv::Options::default() };
+    spv::write_vec(&module, &info, &options, None).map(|words| words.len()).map_err(|error| error.to_string())
+}
+
+fn check_sources(plan: &CallPlan) {
+    for launch in &plan.launches {
+        if let Err(error) = compile(launch) {
+            panic!("{}: {error}", launch.shader.entry);
+        }
+    }
+}
+
+const MATRICES_ALONE: &[&str] = &["linear_matrices"];
+const AFTER_HALVES: &[&str] = &["halves_of_rows", "linear_matrices"];
+const TILED: &[&str] = &["linear_many"];
+
+#[rstest]
+#[case::f16(DType::F16, "f16", [512, 96, 64], MATRICES_ALONE)]
+#[case::few_rows(DType::F16, "f16", [8, 96, 64], &["linear_few"])]
+#[case::part_of_a_step(DType::F16, "f16", [512, 96, 72], TILED)]
+#[case::f32(DType::F32, "f32", [512, 96, 64], TILED)]
+#[case::f32_activations(DType::F32, "f16", [512, 96, 64], TILED)]
+#[case::bf16(DType::BF16, "bf16", [512, 96, 64], AFTER_HALVES)]
+#[case::integers(DType::F16, "q4_0", [64, 96, 64], MATRICES_ALONE)]
+#[case::minima(DType::BF16, "q4_1", [64, 96, 64], AFTER_HALVES)]
+#[case::bytes(DType::F16, "q8_0", [512, 96, 64], MATRICES_ALONE)]
+#[case::floats(DType::F16, "mxfp4", [512, 96, 64], MATRICES_ALONE)]
+#[case::channels(DType::F16, "int8", [512, 96, 64], MATRICES_ALONE)]
+fn products_of_many_rows_are_by_matrices(
+    #[case] dtype: DType,
+    #[case] format: &str,
+    #[case] sizes: [usize; 3],
+    #[case] expected: &[&str],
+    #[values(Matrices::Cooperative, Matrices::Emulated)] matrices: Matrices,
+) {
+    let plan = linear::linear(&call(dtype, format, sizes), &spec(Some(matrices))).unwrap();
+    assert_eq!(entries(&plan), expected);
+    assert_eq!(plan.workspace > 0, expected.len() > 1);
+    check_sources(&plan);
+}
+
+#[test]
+fn adapters_without_matrices_use_tiles() {
+    let plan = linear::linear(&call(DType::F16, "f16", [512, 96, 64]), &spec(None)).unwrap();
+    assert_eq!(entries(&plan), TILED);
+    check_sources(&plan);
+}
+
+#[test]
+fn parts_of_a_weight_share_the_converted_rows() {
+    let limited = DeviceSpec { part_bytes: 8 * 64 * 2, ..spec(Some(Matrices::Cooperative)) };
+    let plan = linear::linear(&call(DType::BF16, "bf16", [512, 16, 64]), &limited).unwrap();
+    assert!(plan.launches.len() > 2, "{:?}", entries(&plan));
+    assert_eq!(entries(&plan)[..2], *AFTER_HALVES);
+}
+
+#[rstest]
+#[case(DType::F16, "f16")]
+#[case(DType::BF16, "int4g32_bf16")]
+fn epilogues_run_after_matrices(
+    #[case] dtype: DType,
+    #[case] format: &str,
+    #[values(0, 1, 2, 3)] epilogue: usize,
+) {
+    let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+    let [rows, outputs, inputs] = [300, 96, 64];
+    let mut call = call(dtype, format, [rows, outputs, inputs]);
+    call.operands.truncate(2);
+    call.operands.insert(1, tensor(dtype, &[inputs]));
+    let epilogue = match epilogue {
+        0 => Epilogue::Store,
+        1 => {
+            call.operands.push(tensor(dtype, &[rows, outputs]));
+            Epilogue::Add { residual: 3, alpha: 1.0 }
+        }
+        2 => {
+            call.results = vec![TensorDesc::dense(dtype, &[rows, outputs / 2])];
+            Epilogue::Activate(MlpActivation::Gated(GatedActivation {
+                function: Nonlinearity::Silu,
+                layout: GateLayout::Concatenated,
+                limit: 0.0,
+                up_offset: 0.0,
+            }))
+        }
+        _ => {
+            let rope = |heads| Rope { heads, pairing: RopePairing::Halves, scale: 1.0 };
+            let positions = [tensor(DType::I32, &[rows, 1]), tensor(DType::F32, &[8])];
+            let cache = || TensorDesc::dense(dtype, &[4, 2, 16, 16]);
+            let caches = [Some(OperandDesc::Tensor(cache())), Some(OperandDesc::Tensor(cache()))];
+            call.operands.extend(positions.into_iter().chain(caches));
+            call.operands.push(tensor(DType::I32, &[rows, 1]));
+            call.results = vec![TensorDesc::dense(dtype, &[rows, 32]), cache(), cache()];
+            let heads = Heads { columns: [32; 3], head_norms: None, ropes: Some([rope(2), rope(2)]) };
+            Epilogue::Heads { heads, first: 3 }
+        }
+    };
+    let fused = FusedLinear { norm: Some(norm), weight: 2, bias: None, epilogue };
+    let plan = linear::plan(&fused, &call, &spec(Some(Matrices::Cooperative))).unwrap();
+    assert_eq!(entries(&plan), AFTER_HALVES);
+    check_sources(&plan);
+}
