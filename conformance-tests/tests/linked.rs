@@ -74,8 +74,8 @@ fn trials(name: &str, backend: Arc<dyn Backend>, kept: impl Fn(&Group) -> bool) 
     groups().filter(kept).map(one).collect()
 }
 
-/// The ops that multiply many rows by weights.
-const MULTIPLYING: &[&str] = &["linear", "region"];
+/// The ops whose many rows are multiplied by matrices.
+const MULTIPLYING: &[&str] = &["linear", "norm_linear", "linear_add", "mlp_input", "attention_input"];
 
 /// Runs the items of a group: all, or so many, spread evenly.
 fn hold(backend: Arc<dyn Backend>, group: Group, slice: Option<usize>) -> Result<(), Failed> {

@@ -58,7 +58,12 @@ impl WgpuBackend {
     }
 
     /// Opens an adapter, with the kernels for cooperative matrices or without.
-    fn context(&self, adapter: &wgpu::Adapter, options: &DeviceOptions, matrices: bool) -> Result<Arc<Context>> {
+    fn context(
+        &self,
+        adapter: &wgpu::Adapter,
+        options: &DeviceOptions,
+        matrices: bool,
+    ) -> Result<Arc<Context>> {
         Context::open(adapter, MemoryAccount::new(options.memory_limit), |spec| {
             spec.part_bytes = self.part_bytes.map_or(spec.part_bytes, |bytes| bytes.min(spec.part_bytes));
             if self.emulated && spec.f16 {

@@ -125,29 +125,30 @@ fn product(device: &dyn Device) -> Result<Option<usize>> {
         let elements = (0..rows * inputs).map(|index| integer(index / inputs, index % inputs));
         elements.flat_map(|element| half(element).to_le_bytes()).collect()
     };
-    let weight_type =
-        WeightType { format: WeightFormat::Dense(DType::F16), shape: vec![outputs, inputs] };
+    let weight_type = WeightType { format: WeightFormat::Dense(DType::F16), shape: vec![outputs, inputs] };
     let x = TensorDesc::dense(DType::F16, &[rows, inputs]);
     let y = TensorDesc::dense(DType::F32, &[rows, outputs]);
     let call = CallDesc {
         op: Linear { dtype: DType::F32 }.into(),
-        operands: vec![Some(OperandDesc::Tensor(x.clone())), Some(OperandDesc::Weight(weight_type.clone())), None],
+        operands: vec![
+            Some(OperandDesc::Tensor(x.clone())),
+            Some(OperandDesc::Weight(weight_type.clone())),
+            None,
+        ],
         results: vec![y.clone()],
         comm: None,
     };
     let plan = CheckedPlan::new(device, call.validate()?)?;
     let mut stream = device.stream()?;
     let slice = |bytes: usize| Ok(BufferSlice::whole(device.allocate(bytes.max(4), MemoryKind::Device)?));
-    let (operand, result, workspace) = (slice(x.bytes()?)?, slice(y.bytes()?)?, slice(plan.workspace_bytes())?);
+    let (operand, result, workspace) =
+        (slice(x.bytes()?)?, slice(y.bytes()?)?, slice(plan.workspace_bytes())?);
     stream.upload(&bytes(rows), &operand)?;
     let mut reader = BytesReader::new(weight_type.clone(), bytes(outputs))?;
-    let weight = device.kernels().prepack(&mut *stream, &WeightDesc { weight_type, immutable: true }, &mut reader)?;
+    let weight =
+        device.kernels().prepack(&mut *stream, &WeightDesc { weight_type, immutable: true }, &mut reader)?;
     let bound = plan.bind(&Arguments {
-        operands: vec![
-            Some(Argument::Tensor(Binding::new(operand))),
-            Some(Argument::Weight(weight)),
-            None,
-        ],
+        operands: vec![Some(Argument::Tensor(Binding::new(operand))), Some(Argument::Weight(weight)), None],
         results: vec![Binding::new(result.clone())],
         workspace: Some(workspace),
     })?;

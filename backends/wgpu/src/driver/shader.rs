@@ -360,7 +360,8 @@ mod tests {
 
     #[test]
     fn lines_are_repeated() {
-        let source = "a\n#each I TWO\nb$I\n#each J THREE\nc$I$J\n#endeach\n#endeach\nd\n#each I NONE\ne\n#endeach\n";
+        let source =
+            "a\n#each I TWO\nb$I\n#each J THREE\nc$I$J\n#endeach\n#endeach\nd\n#each I NONE\ne\n#endeach\n";
         let constants = [("TWO", 2), ("THREE", 3)];
         assert_eq!(repeated(source, &constants), "a\nb0\nc00\nc01\nc02\nb1\nc10\nc11\nc12\nd\n");
     }

@@ -104,8 +104,7 @@ pub(super) fn plan(fused: &FusedLinear, call: &CallDesc, spec: &DeviceSpec) -> R
         return Err(Error::unsupported(message));
     }
     if matrices::suits(fused, call, spec, &parts) {
-        let finish =
-            |launch: Launch| epilogue(launch.size("outputs", outputs)?, fused, call, outputs);
+        let finish = |launch: Launch| epilogue(launch.size("outputs", outputs)?, fused, call, outputs);
         return matrices::plan(fused, call, spec, &parts, |part| units(fused, part), finish);
     }
     let one = |(index, part): (usize, &weight::Layout)| part_of(fused, call, outputs, index, part);

@@ -18,9 +18,6 @@ const HALVES: &str = include_str!("../../kernels/halves.wgsl");
 const FRAGMENT: usize = 16;
 /// Threads of a subgroup.
 pub(crate) const SUBGROUP: usize = 32;
-/// Columns that are staged in workgroup memory at once.
-const STEP: usize = 32;
-
 /// The tile of a workgroup, and the part of it that each subgroup computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
@@ -28,15 +25,32 @@ struct Tile {
     outputs: usize,
     warp_rows: usize,
     warp_outputs: usize,
+    /// Columns that are staged in workgroup memory at once.
+    step: usize,
 }
 
 impl Tile {
-    /// The tile for a number of rows.
-    fn of(rows: usize) -> Self {
+    /// The tile for a number of rows. Emulated ones are small, because loops in place of matrices are long to compile.
+    fn of(rows: usize, matrices: Option<Matrices>) -> Self {
+        if matrices == Some(Matrices::Emulated) {
+            return Self { rows: 64, outputs: 32, warp_rows: 32, warp_outputs: 16, step: 32 };
+        }
+        // TEMPORARY: sizes for measurements.
+        static TILE: std::sync::OnceLock<Option<[usize; 5]>> = std::sync::OnceLock::new();
+        let given = TILE.get_or_init(|| {
+            let text = std::env::var("DSRUN_WGPU_TILE").ok()?;
+            let sizes: Vec<usize> = text.split(',').filter_map(|size| size.parse().ok()).collect();
+            sizes.try_into().ok()
+        });
+        if rows > 64
+            && let Some([rows, outputs, warp_rows, warp_outputs, step]) = *given
+        {
+            return Self { rows, outputs, warp_rows, warp_outputs, step };
+        }
         if rows <= 64 {
-            Self { rows: 64, outputs: 64, warp_rows: 32, warp_outputs: 32 }
+            Self { rows: 64, outputs: 64, warp_rows: 32, warp_outputs: 32, step: 32 }
         } else {
-            Self { rows: 128, outputs: 128, warp_rows: 64, warp_outputs: 64 }
+            Self { rows: 128, outputs: 128, warp_rows: 64, warp_outputs: 64, step: 32 }
         }
     }
 
@@ -46,18 +60,24 @@ impl Tile {
 
     /// Bytes of workgroup memory with this number of tiles of both factors.
     fn shared_bytes(&self, buffers: usize) -> usize {
-        let tiles = buffers * (self.rows + self.outputs) * (STEP + 8) * 2;
+        let tiles = buffers * (self.rows + self.outputs) * (self.step + 8) * 2;
         tiles + self.threads() / SUBGROUP * FRAGMENT * 20 * 4 + 16
     }
 }
 
 /// Whether the products of a linear layer are computed by cooperative matrices: many rows of f16 or bf16, whose number of columns
 /// is a multiple of a step, by a weight of the same element type or of groups that are not small.
-pub(super) fn suits(fused: &FusedLinear, call: &CallDesc, spec: &DeviceSpec, parts: &[weight::Layout]) -> bool {
+pub(super) fn suits(
+    fused: &FusedLinear,
+    call: &CallDesc,
+    spec: &DeviceSpec,
+    parts: &[weight::Layout],
+) -> bool {
     let Some(x) = call.tensor(0) else { return false };
     let (&[rows, inputs], &[stride, _]) = (x.shape.as_slice(), x.strides.as_slice()) else { return false };
     let whole_row = || call.tensor(1).is_some_and(|norm| norm.shape == [inputs]);
-    let aligned = inputs > 0 && inputs.is_multiple_of(STEP) && stride.is_multiple_of(4);
+    let aligned =
+        inputs > 0 && inputs.is_multiple_of(Tile::of(rows, spec.matrices).step) && stride.is_multiple_of(4);
     let fits = |part: &weight::Layout| match (part.element, x.dtype) {
         (WeightElement::F16, DType::F16) | (WeightElement::BF16, DType::BF16) => true,
         (WeightElement::Integers { .. } | WeightElement::Floats4, DType::F16 | DType::BF16) => {
@@ -111,7 +131,7 @@ pub(super) fn plan(
         }
         plan.launches.push(launch);
     }
-    let tile = Tile::of(rows);
+    let tile = Tile::of(rows, spec.matrices);
     let double = tile.shared_bytes(2) <= spec.limits.max_compute_workgroup_storage_size as usize;
     for (index, part) in parts.iter().enumerate() {
         let units = units(part);
@@ -128,22 +148,23 @@ pub(super) fn plan(
         if scaled {
             launch = launch.scratch("x_scales", &scales, false)?.flag("X_SCALED", true);
         }
-        let vectors = STEP / (UNIT * part.quads());
+        let vectors = tile.step / (UNIT * part.quads());
         let constants = [
             ("TILE_ROWS", tile.rows),
             ("TILE_OUTPUTS", tile.outputs),
             ("ROW_FRAGMENTS", tile.warp_rows / FRAGMENT),
             ("OUTPUT_FRAGMENTS", tile.warp_outputs / FRAGMENT),
             ("THREADS", tile.threads()),
-            ("STEP", STEP),
-            ("STEP_FRAGMENTS", STEP / FRAGMENT),
+            ("STEP", tile.step),
+            ("STEP_FRAGMENTS", tile.step / FRAGMENT),
             ("BUFFERS", 1 + usize::from(double)),
-            ("X_LOADS", tile.rows * (STEP / 8) / tile.threads()),
+            ("X_LOADS", tile.rows * (tile.step / 8) / tile.threads()),
             ("W_LOADS", (tile.outputs * vectors).div_ceil(tile.threads())),
             ("W_QUADS", part.quads()),
         ];
         launch.shader.constants.extend(constants.map(|(name, value)| (name, value as u32)));
-        launch = launch.size("inputs", inputs)?.size("first_unit", part.first / UNIT)?.size("units", units)?;
+        launch =
+            launch.size("inputs", inputs)?.size("first_unit", part.first / UNIT)?.size("units", units)?;
         launch = launch.flag(MATRICES, true).flag(EMULATED, spec.matrices == Some(Matrices::Emulated));
         launch = launch.flag("HALVES", halves).flag("SCALED", !halves).flag("DOUBLE", double);
         plan.launches.push(finish(launch)?);

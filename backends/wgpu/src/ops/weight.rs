@@ -121,8 +121,18 @@ fn layout(weight: &WeightType) -> Result<Layout> {
     }
     let row_words = columns.checked_mul(bits).and_then(|bits| bits.div_ceil(32).checked_next_multiple_of(4));
     let whole = row_words.and_then(|row_words| {
-        let layout =
-            Layout { element, first: 0, rows, columns, row_words, scales: 0, groups, group, half_scales: 0, bytes: 0 };
+        let layout = Layout {
+            element,
+            first: 0,
+            rows,
+            columns,
+            row_words,
+            scales: 0,
+            groups,
+            group,
+            half_scales: 0,
+            bytes: 0,
+        };
         layout.part(0, rows)
     });
     whole.ok_or_else(|| Error::invalid(format!("{:?} bytes overflow", weight.shape)).field("shape"))
