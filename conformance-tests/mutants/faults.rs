@@ -522,6 +522,14 @@ static FAULTS: &[Fault] = &[
             lasts.for_each(|index| y.set_float(index, 0.0));
         })
     }),
+    run("region_shifts_windows", |run, stream| match run.call.op {
+        Op::PagedAttention(op) if in_region() && op.window > 0 => {
+            operand(run, stream, "paged_attention", 5, |_, lengths| {
+                lengths.map(|_, length| (length - 1).max(0));
+            })
+        }
+        _ => run.right(stream),
+    }),
     run("region_loses_scales", |run, stream| match run.call.operands.get(1) {
         Some(Some(OperandDesc::Weight(weight)))
             if in_region() && !matches!(weight.format, WeightFormat::Dense(_)) =>

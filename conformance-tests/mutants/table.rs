@@ -237,6 +237,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "check/replay_decoder_heads",
     ),
     mutant(
+        "region_shifts_windows",
+        "attention in a region has its window a key too early",
+        "check/replay_decoder_variants",
+    ),
+    mutant(
         "region_loses_scales",
         "products by weights of integers are a quarter larger in a region",
         "check/replay_decoder_integers",

@@ -110,6 +110,12 @@ pub const CHECKS: &[Check] = &[
         decoder::region_of_other_heads
     ),
     check!(
+        "replay_decoder_variants",
+        "a region of decoder layers gives the results of its body with norms after attention and MLP, windows and soft caps",
+        None,
+        decoder::region_of_variants
+    ),
+    check!(
         "replay_decoder_integers",
         "a region of decoder layers gives the results of its body with weights of 4 and 8 bits",
         None,

@@ -7,6 +7,8 @@
 //! How far they may be apart is counted in roundings, as in [`super::logits`]: of the two answers each is off by as many
 //! roundings in mean square as there are stored values on the longest way, and so they are apart by four times that at most.
 
+mod shapes;
+
 use super::{
     bench::{Bench, Given, Held, Outcome, Stop, ensure, fail, floats, same_bits},
     tape::{Tape, Value},
@@ -28,120 +30,8 @@ use dsrun_core::{
         PagedAttention, RmsNorm, Rope, RopePairing, RouterNorm, RouterScore,
     },
 };
+use shapes::{EXPERTS, EXPERTS_OF_INTEGERS, INTEGERS, OTHER_HEADS, SHAPES, Shape, VARIANTS, Variant};
 use std::iter;
-
-/// What layers are made of.
-struct Shape {
-    name: &'static str,
-    /// RMS norms, rotary positions and a gated MLP without biases; else layer norms, a plain MLP, and biases.
-    llama: bool,
-    kv_heads: usize,
-    /// Query heads of each.
-    group: usize,
-    /// Elements of a head.
-    size: usize,
-    hidden: usize,
-    inner: usize,
-    /// The name of the format of weights; none: dense, as activations.
-    format: Option<&'static str>,
-    /// Whether a token's own key has nearly all the weight, and those before it large values, so that even the few of them that a
-    /// device may take together with it come to as much.
-    small_weights: bool,
-    /// Whether the token comes from a table, where there are biases with what a second one has for its position; else it is there.
-    embeds: bool,
-    /// If the MLP is a mixture of experts, how many there are and how many a token has.
-    experts: Option<[usize; 2]>,
-}
-
-const SHAPES: [Shape; 6] = [
-    shape("grouped heads of 64", true, [2, 4, 64], [256, 512]).embedding(),
-    shape("grouped heads of 128", true, [2, 2, 128], [512, 384]),
-    shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 256]).embedding(),
-    shape("heads of 128 with keys of their own", false, [2, 1, 128], [384, 512]).embedding(),
-    shape("groups of 16 heads", true, [1, 16, 32], [128, 512]),
-    shape("small weights on large values", false, [4, 1, 64], [256, 256]).with_small_weights(),
-];
-
-/// Heads of sizes that are no power of two, many of a large one, and long rows.
-const OTHER_HEADS: [Shape; 7] = [
-    shape("grouped heads of 80", true, [2, 2, 80], [256, 512]),
-    shape("heads of 80 with keys of their own", false, [4, 1, 80], [256, 256]),
-    shape("grouped heads of 96", false, [2, 3, 96], [384, 512]),
-    shape("heads of 96 with keys of their own", true, [2, 1, 96], [256, 384]),
-    shape("groups of 16 heads of 128", true, [1, 16, 128], [128, 512]),
-    shape("tokens of 5120 elements", false, [1, 1, 128], [5120, 128]),
-    shape("an MLP of 20480 elements", false, [1, 1, 128], [128, 20_480]),
-];
-
-const INTEGERS: [Shape; 4] = [
-    shape("grouped heads of 64", true, [2, 4, 64], [256, 8192]).of("int4g128_f16"),
-    shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 768]).of("int8"),
-    shape("grouped heads of 128", true, [2, 4, 128], [256, 5632]).of("int4g128_f16"),
-    shape("grouped heads of 128", true, [2, 4, 128], [256, 4608]).of("int8"),
-];
-
-/// Mixtures of experts. Which experts a token has must not hang on a rounding: it has all of them, in an order of its own, or a selection
-/// bias decides, and its weights are still its own.
-const EXPERTS: [Shape; 4] = [
-    shape("all of 8 experts", true, [2, 4, 64], [256, 128]).of_experts(8, 8),
-    shape("2 of 16 experts", true, [2, 2, 128], [512, 384]).of_experts(16, 2).embedding(),
-    shape("3 of 40 experts", true, [4, 1, 64], [384, 64]).of_experts(40, 3),
-    shape("one of 8 large experts", true, [1, 2, 64], [128, 14_336]).of_experts(8, 1),
-];
-
-const EXPERTS_OF_INTEGERS: [Shape; 3] = [
-    shape("all of 8 experts", true, [2, 4, 64], [256, 256]).of("int4g128_f16").of_experts(8, 8),
-    shape("2 of 16 experts", true, [2, 2, 128], [512, 768]).of("int4g128").of_experts(16, 2).embedding(),
-    shape("one of 8 large experts", true, [2, 2, 64], [256, 14_336]).of("int4g128_f16").of_experts(8, 1),
-];
-
-const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize; 2]) -> Shape {
-    let ([kv_heads, group, size], [hidden, inner]) = (heads, sizes);
-    Shape {
-        name,
-        llama,
-        kv_heads,
-        group,
-        size,
-        hidden,
-        inner,
-        format: None,
-        small_weights: false,
-        embeds: false,
-        experts: None,
-    }
-}
-
-impl Shape {
-    /// The same with weights of a format.
-    const fn of(self, format: &'static str) -> Self {
-        Self { format: Some(format), ..self }
-    }
-
-    /// The same with weights of attention that are small.
-    const fn with_small_weights(self) -> Self {
-        Self { small_weights: true, ..self }
-    }
-
-    /// The same with so many experts, of which a token has `chosen`.
-    const fn of_experts(self, count: usize, chosen: usize) -> Self {
-        Self { experts: Some([count, chosen]), ..self }
-    }
-
-    /// The same, whose token comes from a table.
-    const fn embedding(self) -> Self {
-        Self { embeds: true, ..self }
-    }
-
-    /// What it is called with activations of a type.
-    fn named(&self, dtype: DType) -> String {
-        format!(
-            "{}, {dtype}{}",
-            self.name,
-            self.format.map(|format| format!(" by {format}")).unwrap_or_default()
-        )
-    }
-}
 
 const LAYERS: usize = 3;
 const BLOCK: usize = 16;
@@ -164,6 +54,10 @@ const AGAIN: usize = 3;
 /// projections back, the gate, and two sums; with experts their weighted sum too.
 const ROUNDINGS: f64 = 11.0;
 const ROUNDINGS_OF_EXPERTS: f64 = 12.0;
+/// Further ones of norms after attention and MLP, of norms of heads, and of the embedding that is added to itself.
+const ROUNDINGS_OF_POST_NORMS: f64 = 2.0;
+const ROUNDINGS_OF_HEAD_NORMS: f64 = 1.0;
+const ROUNDINGS_OF_SCALE: f64 = 1.0;
 
 /// Where the token stands: what changes from launch to launch.
 struct Place {
@@ -211,11 +105,13 @@ impl Place {
 struct Layers {
     shape: &'static Shape,
     dtype: DType,
-    /// Operands of the five calls of each that are its own: weights, vectors and biases.
-    own: Vec<[Vec<Given>; 4]>,
+    /// Operands of the calls of each that are its own: weights, vectors and biases of products and of the norms before them, and
+    /// weights of norms of query and key heads, and of the results of attention and MLP.
+    own: Vec<[Vec<Given>; 5]>,
     /// Keys and values, as they are before the first launch.
     caches: Vec<[Tensor; 2]>,
-    frequencies: Given,
+    /// Frequencies of both kinds of attention; absent where heads are not rotated.
+    frequencies: [Given; 2],
     /// Tables of tokens and of positions.
     tables: [Given; 2],
 }
@@ -229,6 +125,7 @@ impl Layers {
             None => WeightFormat::Dense(dtype),
         };
         let (heads, keys) = (shape.kv_heads * shape.group * shape.size, shape.kv_heads * shape.size);
+        let pre_norms = shape.variant.pre_norms;
         let cache = [PAGES, shape.kv_heads, BLOCK, shape.size];
         let (mut own, mut caches) = (Vec::new(), Vec::new());
         for _ in 0..LAYERS {
@@ -275,12 +172,12 @@ impl Layers {
                 }
             };
             let (before, behind) = (
-                product(format, true, [heads + 2 * keys, shape.hidden], input, &lean)?,
+                product(format, pre_norms, [heads + 2 * keys, shape.hidden], input, &lean)?,
                 product(format, false, [shape.hidden, heads], output, &[])?,
             );
             let halves = match shape.experts {
                 None => [
-                    product(format, true, [first, shape.hidden], 1.0, &[])?,
+                    product(format, pre_norms, [first, shape.hidden], 1.0, &[])?,
                     product(format, false, [shape.hidden, shape.inner], 1.0, &[])?,
                 ],
                 Some([count, _]) => {
@@ -296,16 +193,30 @@ impl Layers {
                 }
             };
             let [up, down] = halves;
-            own.push([before, behind, up, down]);
+            let Variant { head_norms, post_norms, .. } = shape.variant;
+            let heads = if head_norms { 2 } else { 0 };
+            let post = if post_norms { 2 } else { 0 };
+            let widths = iter::repeat_n(shape.size, heads).chain(iter::repeat_n(shape.hidden, post));
+            let vector = |width: usize| {
+                let all: Vec<f64> = (0..width).map(|_| random.between(0.5, 1.5)).collect();
+                bench.give(&Tensor::floats(dtype, &[width], &all))
+            };
+            let norms = widths.map(vector).collect::<Result<Vec<_>, _>>()?;
+            own.push([before, behind, up, down, norms]);
             caches.push(match shape.small_weights {
                 false => [2.0, 1.0].map(|size| random.scaled(dtype, &cache, Values::Uniform, size)),
                 true => [0.0, 60_000.0]
                     .map(|value| Tensor::floats(dtype, &cache, &vec![value; cache.iter().product()])),
             });
         }
-        let frequencies: Vec<f64> =
-            (0..shape.size / 2).map(|pair| 10_000f64.powf(-2.0 * pair as f64 / shape.size as f64)).collect();
-        let frequencies = bench.give(&Tensor::floats(DType::F32, &[shape.size / 2], &frequencies))?;
+        let mut frequencies_of = |base: Option<f64>| {
+            let Some(base) = base else { return Ok(Given::Absent) };
+            let pairs = 0..shape.size / 2;
+            let all: Vec<f64> = pairs.map(|pair| base.powf(-2.0 * pair as f64 / shape.size as f64)).collect();
+            bench.give(&Tensor::floats(DType::F32, &[shape.size / 2], &all))
+        };
+        let [first, second] = shape.variant.bases;
+        let frequencies = [frequencies_of(first)?, frequencies_of(second)?];
         let mut table = |wanted: bool, rows: usize| match wanted {
             true => {
                 let dense = WeightFormat::Dense(dtype);
@@ -320,7 +231,7 @@ impl Layers {
 
     /// The calls of the layers, with caches of their own: the tape, the caches and the token as values, and the caches as memory.
     fn tape(&self, bench: &mut Bench, place: &Place) -> Result<(Tape, Vec<Value>, Vec<Held>), Stop> {
-        let Shape { llama, kv_heads, group, size, .. } = *self.shape;
+        let Shape { llama, kv_heads, group, size, variant, .. } = *self.shape;
         let (queries, keys) = (kv_heads * group * size, kv_heads * size);
         let (query_heads, kv_heads) = ((kv_heads * group) as u32, kv_heads as u32);
         let (dtype, add) = (self.dtype, Add { alpha: 1.0 });
@@ -329,7 +240,7 @@ impl Layers {
             query_heads,
             kv_heads,
             scale: (size as f32).sqrt().recip(),
-            softcap: 0.0,
+            softcap: variant.softcap,
             window: 0,
             mask: AttentionMask::Causal,
             value_size: 0,
@@ -338,7 +249,11 @@ impl Layers {
         let work = bench.work_list(&lengths)?;
         let mut tape = Tape::default();
         let lengths: Vec<Option<Value>> = lengths.into_iter().map(|length| tape.give(length)).collect();
-        let (positions, frequencies) = (tape.give(&place.positions), tape.give(self.frequencies.clone()));
+        let positions = tape.give(&place.positions);
+        let frequencies = match variant.bases[0] == variant.bases[1] {
+            true => [tape.give(self.frequencies[0].clone()); 2],
+            false => self.frequencies.clone().map(|frequencies| tape.give(frequencies)),
+        };
         let (slots, table, work) = (tape.give(&place.slots), tape.give(&place.table), tape.give(work));
         let one = |results: Vec<Value>| results.first().copied();
         let (mut results, mut kept) = (Vec::new(), Vec::new());
@@ -347,22 +262,42 @@ impl Layers {
             let [tokens, places] = self.tables.clone();
             let ids = tape.give(&place.id);
             let operands = [ids, tape.give(tokens), positions.filter(|_| !llama), tape.give(places)];
-            one(tape.call(embed, operands))
+            let embedded = one(tape.call(embed, operands));
+            match variant.scale {
+                Some(alpha) => one(tape.call(Add { alpha }, [embedded, embedded, None, None])),
+                None => embedded,
+            }
         } else {
             tape.give(&place.x)
         };
-        for (own, memory) in self.own.iter().zip(&self.caches) {
-            let [first, output, up, down] = own
+        for (layer, (own, memory)) in self.own.iter().zip(&self.caches).enumerate() {
+            let (frequencies, window) = (frequencies[layer % 2], variant.windows[layer % 2]);
+            let [first, output, up, down, norms] = own
                 .each_ref()
                 .map(|own| own.iter().map(|given| tape.give(given.clone())).collect::<Vec<_>>());
+            let rms_norm = RmsNorm { eps: 1e-5, weight_offset: variant.weight_offset };
             let norm = |tape: &mut Tape, x, own: &[Option<Value>]| match llama {
-                true => one(tape.call(RmsNorm { eps: 1e-5, weight_offset: 0.0 }, [x, own[0]])),
+                _ if !variant.pre_norms => x,
+                true => one(tape.call(rms_norm, [x, own[0]])),
                 false => one(tape.call(LayerNorm { eps: 1e-5 }, [x, own[0], own[1]])),
             };
             let linear = |tape: &mut Tape, x, own: &[Option<Value>]| {
                 one(tape.call(Linear { dtype }, [x, own[0], own.get(1).copied().flatten()]))
             };
-            let vectors = if llama { 1 } else { 2 };
+            let vectors = match llama {
+                _ if !variant.pre_norms => 0,
+                true => 1,
+                false => 2,
+            };
+            let (head_norms, post_norms) = norms.split_at(if variant.head_norms { 2 } else { 0 });
+            // Adds a result to the token, normalised if that has norms.
+            let sum = |tape: &mut Tape, x, result, index: usize| {
+                let result = match post_norms.get(index) {
+                    Some(weight) => one(tape.call(rms_norm, [result, *weight])),
+                    None => result,
+                };
+                one(tape.call(add, [x, result, None, None]))
+            };
             let normed = norm(&mut tape, x, &first);
             let product = linear(&mut tape, normed, &first[vectors..]);
             let mut start = 0;
@@ -371,7 +306,11 @@ impl Layers {
                 start += count as u32;
                 one(tape.call(columns, [product]))
             });
-            if llama {
+            if let [of_query, of_key] = head_norms {
+                query = one(tape.call(rms_norm, [query, *of_query]));
+                key = one(tape.call(rms_norm, [key, *of_key]));
+            }
+            if llama && frequencies.is_some() {
                 query = one(tape.call(rope(query_heads), [query, positions, frequencies]));
                 key = one(tape.call(rope(kv_heads), [key, positions, frequencies]));
             }
@@ -382,21 +321,21 @@ impl Layers {
             results.extend(&written);
             let operands =
                 [query, Some(written[0]), Some(written[1])].into_iter().chain(lengths.iter().copied());
+            let attention = PagedAttention { window, ..attention };
             let mixed = one(tape.call(attention, operands.chain([table, work, None, None, None])));
             let projected = linear(&mut tape, mixed, &output);
-            x = one(tape.call(add, [x, projected, None, None]));
+            x = sum(&mut tape, x, projected, 0);
             let normed = norm(&mut tape, x, &up);
             if let Some(experts) = self.shape.experts {
                 let mixed = mixture(&mut tape, dtype, experts, normed, &up[1..], down[0]);
-                x = one(tape.call(add, [x, mixed, None, None]));
+                x = sum(&mut tape, x, mixed, 1);
                 continue;
             }
             let product = linear(&mut tape, normed, &up[vectors..]);
             let activated = match llama {
                 true => {
-                    let layout = GateLayout::Concatenated;
-                    let gated =
-                        GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0, up_offset: 0.0 };
+                    let (function, layout) = (variant.function, GateLayout::Concatenated);
+                    let gated = GatedActivation { function, layout, limit: 0.0, up_offset: 0.0 };
                     one(tape.call(gated, [product, None, None]))
                 }
                 false => {
@@ -405,7 +344,7 @@ impl Layers {
                 }
             };
             let inner = linear(&mut tape, activated, &down);
-            x = one(tape.call(add, [x, inner, None, None]));
+            x = sum(&mut tape, x, inner, 1);
         }
         results.extend(x);
         Ok((tape, results, kept))
@@ -458,7 +397,14 @@ fn apart(what: &str, shape: &Shape, found: &Tensor, expected: &Tensor) -> Outcom
     let (found, values) = (found.values(), expected.values());
     let size = square(&mut values.iter().copied());
     let error = square(&mut found.iter().zip(&values).map(|(a, b)| a - b));
-    let roundings = if shape.experts.is_some() { ROUNDINGS_OF_EXPERTS } else { ROUNDINGS };
+    let Variant { post_norms, head_norms, scale, .. } = shape.variant;
+    let further = [
+        (post_norms, ROUNDINGS_OF_POST_NORMS),
+        (head_norms, ROUNDINGS_OF_HEAD_NORMS),
+        (scale.is_some(), ROUNDINGS_OF_SCALE / LAYERS as f64),
+    ];
+    let further: f64 = further.into_iter().filter(|(has, _)| *has).map(|(_, roundings)| roundings).sum();
+    let roundings = further + if shape.experts.is_some() { ROUNDINGS_OF_EXPERTS } else { ROUNDINGS };
     let limit = 4.0 * roundings * LAYERS as f64 * Gate::default().mean_square_limit(expected.dtype);
     ensure(error <= limit * size, || {
         format!("{what}: {:.1e} apart in relative mean square, at most {limit:.1e}", error / size)
@@ -488,6 +434,11 @@ pub(super) fn region_of_experts(subject: &Subject) -> Outcome {
 /// The same with weights of 4 bits, but for the router.
 pub(super) fn region_of_integer_experts(subject: &Subject) -> Outcome {
     of_shapes(subject, &EXPERTS_OF_INTEGERS)
+}
+
+/// The same with norms after attention and MLP, several kinds of attention, soft caps, and heads of up to 256.
+pub(super) fn region_of_variants(subject: &Subject) -> Outcome {
+    of_shapes(subject, &VARIANTS)
 }
 
 /// One check for all would take minutes where a device builds kernels for each. Shapes and types that the device does not run as a

@@ -27,19 +27,24 @@ __device__ inline float sum_of_four(float x) {
  */
 __device__ inline float weight_of(float below) { return power(HALF ? below + 15.0f : below); }
 
-/* A lane's fragments of the keys and values of a unit, the number of its keys, and the index of the token's own key. */
+/* A lane's fragments of the keys and values of a unit; which keys the token attends to, from `skip` to below `count`; the index of its
+ * own key; and the values in memory. */
 struct Unit {
     Vector key[2][KEY_BLOCKS], value[VALUE_BLOCKS][4];
-    int count, own;
+    int skip, count, own;
+    const X* values;
+
+    __device__ bool has(int row) const { return row < count && (!WINDOWS || row >= skip); }
 };
 
 #if HEAD_NORMS
 /*
  * Normalises and rotates a head in place. The four lanes of a group have 8 neighbouring elements of each 32, in order, so a lane has
- * both elements of a rotated pair, which are half a head apart. All lanes of a warp must call. `scale` is a factor of the rotation.
+ * both elements of a rotated pair, which are half a head apart. All lanes of a warp must call; only those with `applies` keep the result.
+ * `scale` is a factor of the rotation.
  */
 __device__ inline void finish_head(Vector (&head)[KEY_BLOCKS], const HEAD_NORM* weight, float eps, float offset, float scale,
-                                   const float2* sines) {
+                                   const float2* sines, bool applies = true) {
     int part = threadIdx.x % 4;
     float squares = 0.0f;
 #pragma unroll
@@ -72,14 +77,15 @@ __device__ inline void finish_head(Vector (&head)[KEY_BLOCKS], const HEAD_NORM* 
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            head[block].word[i] = pair_of(low[2 * i], low[2 * i + 1]);
-            if (ROPE) head[block + PARTNER].word[i] = pair_of(high[2 * i], high[2 * i + 1]);
+            if (applies) head[block].word[i] = pair_of(low[2 * i], low[2 * i + 1]);
+            if (ROPE && applies) head[block + PARTNER].word[i] = pair_of(high[2 * i], high[2 * i + 1]);
         }
     }
 }
 
 /* Writes the token's own key to the cache, normalised and rotated, once it is complete: by one warp for each KV head. */
-__device__ inline void write_key(const Model& m, const Layer& layer, const Share& share, const X* key_row, const float2* sines) {
+__device__ inline void write_key(const Model& m, const Layer& layer, const AttentionKind& kind, const Share& share, const X* key_row,
+                                 const float2* sines) {
     int lane = threadIdx.x % 32, part = lane % 4;
     bool has = lane < 4;
     Vector key[KEY_BLOCKS];
@@ -95,7 +101,7 @@ __device__ inline void write_key(const Model& m, const Layer& layer, const Share
         }
         count_poll(polls, wait_name("new key"));
     } while (__any_sync(0xffffffffu, missing));
-    finish_head(key, layer.head_norms[1], m.head_eps[1], m.head_offsets[1], m.key_scale, sines);
+    finish_head(key, layer.head_norms[1], m.head_eps[1], m.head_offsets[1], kind.key_scale, sines);
     X* to = layer.keys + share.place / SLOTS * m.key_strides.page + share.part / PARTS_OF_GROUP * m.key_strides.head
         + share.place % SLOTS * m.key_strides.slot;
 #pragma unroll
@@ -107,8 +113,8 @@ __device__ inline void write_key(const Model& m, const Layer& layer, const Share
 
 /* Attention of a block's share. `fresh` has query, key and value of this token, `pages` the pages of a warp's first two units. The result goes
  * to the splits, or to `whole` if this block alone has all keys of its heads. */
-__device__ inline void attend(const Model& m, const Layer& layer, const Share& share, const X* fresh, int2 pages, const float2* sines, float* room,
-                              float* partial, X* whole) {
+__device__ inline void attend(const Model& m, const Layer& layer, const AttentionKind& kind, const Share& share, const X* fresh,
+                              int2 pages, const float2* sines, float* room, float* partial, X* whole) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     int kv_head = share.part / PARTS_OF_GROUP, first_head = share.part * TILE_HEADS;
     float* sums = room;
@@ -124,16 +130,34 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
         sum[half] = 0.0f;
     }
     /* Exponentials are powers of 2. */
-    float scale = m.score_scale * 1.44269504088896f;
+    const float base_2 = 1.44269504088896f;
+#if SOFTCAP
+    float scale = kind.score_scale / m.softcap, cap = m.softcap * base_2;
+#else
+    float scale = kind.score_scale * base_2;
+#endif
     bool asked = false;
+    auto ask_values = [&](Unit& its) {
+#pragma unroll
+        for (int block = 0; block < VALUE_BLOCKS; ++block) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int row = 2 * part + i % 2 + i / 2 * 8, at = block * 64 + group * 8;
+                its.value[block][i] = Vector{};
+                const X* from = row == its.own ? value_row : its.values + row * m.value_strides.slot;
+                if (at < HEAD && its.has(row)) its.value[block][i] = load_fresh(from + at);
+            }
+        }
+    };
     auto ask = [&](int unit, int page) {
         Unit its;
         int base = unit * UNIT;
         const Strides &of_keys = m.key_strides, &of_values = m.value_strides;
         const X* keys = layer.keys + page * of_keys.page + kv_head * of_keys.head + base % SLOTS * of_keys.slot;
-        const X* values = layer.values + page * of_values.page + kv_head * of_values.head + base % SLOTS * of_values.slot;
+        its.values = layer.values + page * of_values.page + kv_head * of_values.head + base % SLOTS * of_values.slot;
         bool real = unit < share.units && page >= 0 && page < (int)m.pages;
         its.count = real ? share.keys - base : 0;
+        its.skip = share.from - base;
         /* The token's own key may not be in the cache yet. */
         its.own = real ? share.place - (page * SLOTS + base % SLOTS) : -1;
 #pragma unroll
@@ -143,22 +167,58 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
                 int row = 8 * set + group, at = block * 32 + part * 8;
                 its.key[set][block] = Vector{};
                 const X* from = row == its.own ? key_row : keys + row * of_keys.slot;
-                if (at < HEAD && row < its.count) its.key[set][block] = load_fresh(from + at);
+                if (at < HEAD && its.has(row)) its.key[set][block] = load_fresh(from + at);
             }
         }
-#pragma unroll
-        for (int block = 0; block < VALUE_BLOCKS; ++block) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                int row = 2 * part + i % 2 + i / 2 * 8, at = block * 64 + group * 8;
-                its.value[block][i] = Vector{};
-                const X* from = row == its.own ? value_row : values + row * of_values.slot;
-                if (at < HEAD && row < its.count) its.value[block][i] = load_fresh(from + at);
-            }
-        }
+        if (!APART) ask_values(its);
         return its;
     };
-    int unit = share.split * WARPS + warp, stride = share.live * WARPS;
+    /* Waits until the token's own key, value or both are complete, which they usually are when the query is. */
+    auto await_own = [&](Unit& its, bool of_key, bool of_value) {
+        int own = its.own;
+        bool has_key = of_key && group == own % 8, has_value = of_value && part == own % 8 / 2;
+        u32 polls = 0;
+        while (true) {
+            bool missing = false;
+            if (of_key) {
+#pragma unroll
+                for (int block = 0; block < KEY_BLOCKS; ++block) {
+                    missing |= has_key && lacks(choose(own < 8, its.key[0][block], its.key[1][block]));
+                }
+            }
+            if (of_value) {
+#pragma unroll
+                for (int block = 0; block < VALUE_BLOCKS; ++block) {
+                    Vector low = choose(own % 2, its.value[block][1], its.value[block][0]);
+                    Vector high = choose(own % 2, its.value[block][3], its.value[block][2]);
+                    missing |= has_value && lacks(choose(own < 8, low, high));
+                }
+            }
+            if (!__any_sync(0xffffffffu, missing)) break;
+            if (of_key) {
+#pragma unroll
+                for (int set = 0; set < 2; ++set) {
+#pragma unroll
+                    for (int block = 0; block < KEY_BLOCKS; ++block) {
+                        int at = block * 32 + part * 8;
+                        if (8 * set + group == own && at < HEAD) its.key[set][block] = load_fresh(key_row + at);
+                    }
+                }
+            }
+            if (of_value) {
+#pragma unroll
+                for (int block = 0; block < VALUE_BLOCKS; ++block) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        int at = block * 64 + group * 8;
+                        if (2 * part + i % 2 + i / 2 * 8 == own && at < HEAD) its.value[block][i] = load_fresh(value_row + at);
+                    }
+                }
+            }
+            count_poll(polls, wait_name("own key"));
+        }
+    };
+    int unit = share.first + share.split * WARPS + warp, stride = share.live * WARPS;
     if (unit < share.units) {
 #pragma unroll
         for (int half = 0; half < 1 + UPPER; ++half) {
@@ -209,55 +269,18 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
 #if HEAD_NORMS
 #pragma unroll
             for (int half = 0; half < 1 + UPPER; ++half) {
-                finish_head(query[half], layer.head_norms[0], m.head_eps[0], m.head_offsets[0], m.query_scale, sines);
+                finish_head(query[half], layer.head_norms[0], m.head_eps[0], m.head_offsets[0], kind.query_scale, sines);
             }
 #endif
         }
         if (own >= 0 && own < UNIT) {
-            /* The lanes of the token's own key and value, which are usually complete when the query is. */
-            bool has_key = group == own % 8, has_value = part == own % 8 / 2;
-            u32 polls = 0;
-            while (true) {
-                bool missing = false;
-#pragma unroll
-                for (int block = 0; block < KEY_BLOCKS; ++block) {
-                    missing |= has_key && lacks(choose(own < 8, key[0][block], key[1][block]));
-                }
-#pragma unroll
-                for (int block = 0; block < VALUE_BLOCKS; ++block) {
-                    Vector low = choose(own % 2, value[block][1], value[block][0]);
-                    Vector high = choose(own % 2, value[block][3], value[block][2]);
-                    missing |= has_value && lacks(choose(own < 8, low, high));
-                }
-                if (!__any_sync(0xffffffffu, missing)) break;
-#pragma unroll
-                for (int set = 0; set < 2; ++set) {
-#pragma unroll
-                    for (int block = 0; block < KEY_BLOCKS; ++block) {
-                        int at = block * 32 + part * 8;
-                        if (8 * set + group == own && at < HEAD) key[set][block] = load_fresh(key_row + at);
-                    }
-                }
-#pragma unroll
-                for (int block = 0; block < VALUE_BLOCKS; ++block) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        int at = block * 64 + group * 8;
-                        if (2 * part + i % 2 + i / 2 * 8 == own && at < HEAD) value[block][i] = load_fresh(value_row + at);
-                    }
-                }
-                count_poll(polls, wait_name("own key"));
-            }
+            await_own(now, true, !APART);
 #if HEAD_NORMS
-            Vector finished[KEY_BLOCKS];
-#pragma unroll
-            for (int block = 0; block < KEY_BLOCKS; ++block) finished[block] = choose(own < 8, key[0][block], key[1][block]);
-            finish_head(finished, layer.head_norms[1], m.head_eps[1], m.head_offsets[1], m.key_scale, sines);
-#pragma unroll
-            for (int block = 0; block < KEY_BLOCKS; ++block) {
-                if (has_key && own < 8) key[0][block] = finished[block];
-                if (has_key && own >= 8) key[1][block] = finished[block];
-            }
+            auto finish = [&](Vector (&its)[KEY_BLOCKS], bool applies) {
+                finish_head(its, layer.head_norms[1], m.head_eps[1], m.head_offsets[1], kind.key_scale, sines, applies);
+            };
+            if (own < 8) finish(key[0], group == own);
+            else finish(key[1], group + 8 == own);
 #endif
         }
         float scores[2][4] = {}, others[2][4] = {};
@@ -278,6 +301,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
 #pragma unroll
             for (int i = 0; i < 4; ++i) scores[set][i] += others[set][i];
         }
+        if (APART) ask_values(now);
         float factor[1 + UPPER];
         u32 weights[1 + UPPER][2];
 #pragma unroll
@@ -285,8 +309,12 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
             float its[4], top = -infinity();
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                bool there = 2 * part + i % 2 + i / 2 * 8 < now.count;
-                its[i] = there ? scores[i / 2][half * 2 + i % 2] * scale : -infinity();
+                bool there = now.has(2 * part + i % 2 + i / 2 * 8);
+                float score = scores[i / 2][half * 2 + i % 2] * scale;
+#if SOFTCAP
+                score = cap * tanhf(score);
+#endif
+                its[i] = there ? score : -infinity();
                 top = its[i] > top ? its[i] : top;
             }
             top = largest_of_four(top);
@@ -302,6 +330,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
             weights[half][0] = pair_of(its[0], its[1]);
             weights[half][1] = pair_of(its[2], its[3]);
         }
+        if (APART && own >= 0 && own < UNIT) await_own(now, false, true);
         /* Values are the 16-row operand, two elements for each 8 lanes; weights are the 8-column operand. */
 #pragma unroll
         for (int half = 0; half < 1 + UPPER; ++half) {
@@ -382,7 +411,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
 #if HEAD_NORMS
     /* Last, because no block waits for it. */
     if (warp == WARPS - 1 && share.split == 0 && share.part % PARTS_OF_GROUP == 0 && share.place >= 0) {
-        write_key(m, layer, share, key_row, sines);
+        write_key(m, layer, kind, share, key_row, sines);
     }
 #endif
 }

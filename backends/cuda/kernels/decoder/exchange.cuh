@@ -73,7 +73,19 @@ __device__ inline float power(float x) {
     return y;
 }
 
-/* A block's share of attention: the keys below `keys`, in `units` units of 16; the part of the heads; the split, of `live` splits; and the
- * slot of the token in the cache. */
-struct Share { int keys, units, live, part, split, place; };
+/* A block's share of attention: the keys from `from` to below `keys`, in the units of 16 from `first` to below `units`; the part of the
+ * heads; the split, of `live` splits; and the slot of the token in the cache. `end` is the first key after the token. */
+struct Share {
+    int end, from, keys, first, units, live, part, split, place;
+
+    /* Sets what depends on the window: the number of keys before `end` that the token attends to, 0 for all. */
+    __device__ void look(int window) {
+        from = WINDOWS && window && window < end ? end - window : 0;
+        first = WINDOWS ? from / UNIT : 0;
+        units = keys > from ? (keys + UNIT - 1) / UNIT : first;
+        live = (units - first + WARPS - 1) / WARPS;
+        if (MERGED && units - first <= ALONE * WARPS) live = 1;
+        live = live < 1 ? 1 : live > SPLITS ? SPLITS : live;
+    }
+};
 #endif

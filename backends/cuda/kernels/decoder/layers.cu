@@ -33,6 +33,11 @@
  * Where blocks have several runs of a product, two teams of four warps take runs in turn: while one team waits for its next run, the other
  * one multiplies.
  *
+ * With POST_NORMS the results of attention and MLP are normalised before they are added to the token, which needs all of a result. So
+ * every block keeps the token for itself, and adds to it whole results that it reads from the exchange. The first block writes it in the end.
+ *
+ * Attention may be of two kinds in turn, which differ in window, scale and rotary embedding: KINDS, and the layer's `kind`.
+ *
  * Attention: a block takes a part of the query heads of a KV head and a split of the keys; its warps take units of 16 keys, as in
  * attention/decode.cu. If all heads together have few elements, every block that multiplies the result merges the splits for itself.
  * Otherwise reading all splits takes longer than another trip through the L2, so the blocks that computed them merge them. Nothing is merged
@@ -64,8 +69,8 @@ __device__ inline float apply(float x) {
 
 /* This block's tiles of a product, with the norm in front of it and its epilogue. */
 template <int P>
-__device__ inline void run_product(const Model& m, const Layer& layer, const Thread& t, const Share& share, int l, int& turn,
-                                   Ring& ring, u32 barriers, u8* mine, const float* partial, const float2* sines,
+__device__ inline void run_product(const Model& m, const Layer& layer, const AttentionKind& kind, const Thread& t, const Share& share, int l,
+                                   int& turn, Ring& ring, u32 barriers, u8* mine, const float* partial, const float2* sines,
                                    float2* scratch) {
     constexpr int TILES = TILES_OF[P], RUNS = RUNS_OF[P], RUN = ROWS_OF[P];
     /* Warps that finish a tile together: one for each 8 outputs of its runs. */
@@ -84,7 +89,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     /* The source of residuals, and the destination of results. */
     const X* before = P == OUTPUT ? l ? (const X*)mine : m.x : (const X*)(mine + MIDDLE_AT);
     i64 after = (i64)l * LAYER_BYTES + (P == INPUT ? QUERIES_AT : P == OUTPUT ? MIDDLE_AT : P == UP ? INNER_AT : LAYER_BYTES);
-    bool ended = P == DOWN && l == (int)m.layers - 1, leaves = t.lane % SHARERS == 0;
+    bool ended = !POST_NORMS && P == DOWN && l == (int)m.layers - 1, leaves = t.lane % SHARERS == 0;
     const BIAS* bias = P == ROUTER ? nullptr : layer.biases[P == ROUTER ? UP : P];
     /* Operands of the epilogue of this warp's part of a tile, loaded ahead of the product. */
     bool finishes;
@@ -112,7 +117,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
 #if ROPE && !HEAD_NORMS
             if (rows.turned) {
                 float2 turned = sines[low % HEAD];
-                float scale = low < queries ? m.query_scale : m.key_scale;
+                float scale = low < queries ? kind.query_scale : kind.key_scale;
                 sine = scale * turned.x;
                 cosine = scale * turned.y;
             }
@@ -130,7 +135,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
         if (finishes) {
             add_low = or_else(bias, low, 0.0f);
             if (RUNS == 2) add_high = or_else(bias, high, 0.0f);
-            if (P == OUTPUT || P == DOWN) residual = load_fresh_one(before + low);
+            if (!POST_NORMS && (P == OUTPUT || P == DOWN)) residual = load_fresh_one(before + low);
         }
 #if BITS && !GROUP
         const SCALE* scales = (const SCALE*)(layer.weights[P] + NUMBERS_AT(P));
@@ -153,8 +158,8 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
         ring.skip(runs);
         factors.take_ahead(t, own_ring, barriers, run < runs);
     }
-    if (P == ROUTER || (EXPERTS && P == UP)) {
-        /* Staged once for the router and the first half of the MLP. */
+    if (P == ROUTER || (EXPERTS && P == UP) || (POST_NORMS && (P == INPUT || P == UP))) {
+        /* Staged once for the router and the first half of the MLP; or by all blocks, whether they have tiles or not. */
     } else if (P == INPUT || P == UP) {
         bool there = P == INPUT && l == 0;
         const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
@@ -203,10 +208,10 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
             b *= scale_high;
 #endif
             if (P == OUTPUT || P == DOWN) {
-                if (P == DOWN || l > 0) {
+                if (!POST_NORMS && (P == DOWN || l > 0)) {
                     for (u32 polls = 0; residual.bits == 0xffffu; count_poll(polls, wait_name("residual"))) residual = load_fresh_one(before + low);
                 }
-                X y = narrow<X>(widen(residual) + p.alpha * (a + add_low));
+                X y = narrow<X>(POST_NORMS ? a + add_low : widen(residual) + p.alpha * (a + add_low));
                 if (!ended && leaves) leave(to, y);
                 if (ended && leaves) m.y[low] = y;
             } else if (P == ROUTER) {
@@ -259,7 +264,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     }
 }
 
-/* Embeds the token. Every block writes all of it, and reads only what it wrote itself. */
+/* Embeds the token, and adds the embedding to itself. Every block writes all of it, and reads only what it wrote itself. */
 __device__ inline void embed(const Model& m, i64 id, i64 position) {
     const Embedding& e = m.embedding;
     bool known = id >= 0 && id - e.first_row >= 0 && id - e.first_row < e.row_count;
@@ -273,8 +278,24 @@ __device__ inline void embed(const Model& m, i64 id, i64 position) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) sums[i] += its[i];
         }
+        if (e.alpha != 0.0f) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sums[i] += e.alpha * sums[i];
+        }
         store_eight((X*)m.x + at, sums);
     }
+}
+
+/* The pages of a warp's first two units; -1 for none. */
+__device__ inline int2 first_pages(const Model& m, const Share& share, int warp) {
+    int unit = share.first + share.split * WARPS + warp;
+    int2 pages = make_int2(-1, -1);
+    if (share.split < share.live) {
+        if (unit < share.units) pages.x = m.block_table[unit * UNIT / SLOTS];
+        unit += share.live * WARPS;
+        if (unit < share.units) pages.y = m.block_table[unit * UNIT / SLOTS];
+    }
+    return pages;
 }
 
 /* Writes the sentinel to `bytes` bytes, by `count` threads, of which this one begins at byte `at`. */
@@ -288,7 +309,7 @@ __device__ inline void clear(void* from, i64 bytes, i64 at, int count) {
 extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Extent sequences, const __grid_constant__ Model m) {
 #if __CUDA_ARCH__ >= 900
     __shared__ __align__(16) float2 scratch[2 * WARPS];
-    __shared__ float2 sines[HEAD / 2];
+    __shared__ float2 all_sines[KINDS][HEAD / 2];
     __shared__ u32 last;
     launch_dependents_and_wait();
     int start = m.query_start[0], length = m.query_length[0], total = m.kv_length[0], position = 0;
@@ -303,12 +324,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     bool attends = sequences.count() > 0 && start <= 0 && -start < length;
     Share share;
     share.keys = attends ? total : 0;
-    if (CAUSAL && total - length - start + 1 < share.keys) share.keys = total - length - start + 1;
+    share.end = total - length - start + 1;
+    if (CAUSAL && share.end < share.keys) share.keys = share.end;
     if (share.keys > (int)m.block_table_columns * SLOTS) share.keys = (int)m.block_table_columns * SLOTS;
-    share.units = share.keys > 0 ? (share.keys + UNIT - 1) / UNIT : 0;
-    share.live = (share.units + WARPS - 1) / WARPS;
-    if (MERGED && share.units <= ALONE * WARPS) share.live = 1;
-    share.live = share.live < 1 ? 1 : share.live > SPLITS ? SPLITS : share.live;
+    share.look(m.kinds[0].window);
     constexpr int parts = KV_HEADS * PARTS_OF_GROUP;
     share.part = blockIdx.x % parts;
     share.split = blockIdx.x / parts;
@@ -327,10 +346,21 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     }
 #endif
 #if ROPE
-    if (threadIdx.x < PAIRS) {
-        float angle = __fmul_rn((float)position, m.frequencies[threadIdx.x]);
-        sines[threadIdx.x] = make_float2(sinf(angle), cosf(angle));
+    static_assert(KINDS * PAIRS <= BLOCK, "a thread for each sine");
+    if (threadIdx.x < KINDS * PAIRS) {
+        int kind = KINDS == 1 ? 0 : threadIdx.x / PAIRS, pair = threadIdx.x - kind * PAIRS;
+        const float* frequencies = m.kinds[kind].frequencies;
+        /* Where others are rotated, heads that are not are rotated by an angle of 0. */
+        float angle = KINDS == 1 || frequencies ? __fmul_rn((float)position, frequencies[pair]) : 0.0f;
+        all_sines[kind][pair] = make_float2(sinf(angle), cosf(angle));
     }
+#endif
+#if EXTRAS
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * (int)(sizeof(ExtraLayer) / 8); i += BLOCK) {
+        ((u64*)(memory + EXTRA_TABLE_AT))[i] = ((const u64*)m.extra_table)[i];
+    }
+    const ExtraLayer* extras = (const ExtraLayer*)(memory + EXTRA_TABLE_AT);
 #endif
     if (threadIdx.x < RING_SLOTS) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barriers + threadIdx.x * 16) : "memory");
@@ -360,13 +390,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     t.part = t.lane % 4;
     t.none = (u32)(m.layers >> 32);
     u8* mine = m.exchange;
-    int unit = share.split * WARPS + t.warp;
-    int2 pages = make_int2(-1, -1);
-    if (share.split < share.live) {
-        if (unit < share.units) pages.x = m.block_table[unit * UNIT / SLOTS];
-        unit += share.live * WARPS;
-        if (unit < share.units) pages.y = m.block_table[unit * UNIT / SLOTS];
-    }
+    int2 pages = first_pages(m, share, t.warp);
+#if POST_NORMS
+    take_token(m.x);
+#endif
     Ring ring = {0, 0};
     /* Eight neighbouring threads write the sentinel to one cache line. */
     int turn = 0, ones_at = (threadIdx.x / 8 * GRID + blockIdx.x) * 128 + threadIdx.x % 8 * 16;
@@ -375,27 +402,49 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         const Layer& layer = table[l];
         i64 base = (i64)l * LAYER_BYTES;
         float* partial = m.partial + (i64)l * PARTIAL_FLOATS;
-        run_product<INPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+#if KINDS > 1
+        const AttentionKind& kind = m.kinds[extras[l].kind];
+        const float2* sines = all_sines[extras[l].kind];
+        share.look(kind.window);
+        pages = first_pages(m, share, t.warp);
+#else
+        const AttentionKind& kind = m.kinds[0];
+        const float2* sines = all_sines[0];
+#endif
+#if POST_NORMS
+        stage_token<INPUT>(m, layer, l ? extras[l - 1].post_norms[1] : nullptr, (const X*)(mine + base), l > 0,
+                           first_of(turn) < TILES_OF[INPUT], (float*)scratch);
+#endif
+        run_product<INPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (share.split < share.live) {
             X* merged = (X*)(mine + base + MERGED_AT);
-            attend(m, layer, share, (const X*)(mine + base + QUERIES_AT), pages, sines, (float*)(memory + HEADS_AT), partial, merged);
+            attend(m, layer, kind, share, (const X*)(mine + base + QUERIES_AT), pages, sines, (float*)(memory + HEADS_AT), partial, merged);
             if (MERGED && share.live > 1) leave_merged(share, partial, merged);
         }
-        run_product<OUTPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+        run_product<OUTPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
 #if EXPERTS
         stage_normed(m.products[UP], layer.norm_weights[1], layer.norm_biases[1], (const X*)(mine + base + MIDDLE_AT), false,
                      memory + ACTIVATIONS_AT, scratch, memory + PLAIN_AT);
         meet();
-        run_product<ROUTER>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+        run_product<ROUTER>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
 #endif
-        run_product<UP>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+#if POST_NORMS
+        stage_token<UP>(m, layer, extras[l].post_norms[0], (const X*)(mine + base + MIDDLE_AT), true, true, (float*)(scratch + WARPS));
+#endif
+        run_product<UP>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (l > 0) {
             /* No block reads the previous layer any more. */
             clear(m.exchange + base - LAYER_BYTES, LAYER_BYTES, ones_at, MULTIPLIERS * GRID);
             clear(partial - PARTIAL_FLOATS, PARTIAL_FLOATS * 4, ones_at, MULTIPLIERS * GRID);
         }
-        run_product<DOWN>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+        run_product<DOWN>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
     }
+#if POST_NORMS
+    if (blockIdx.x == 0) {
+        leave_token(m.products[DOWN], extras[count - 1].post_norms[1], (const X*)(mine + EXCHANGE_END(count) - ROOM_OF(HIDDEN)), m.y,
+                    (float*)scratch);
+    }
+#endif
     /* The block that ends last resets the last layer. */
     meet();
     if (threadIdx.x == 0) {
@@ -405,7 +454,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     }
     meet();
     if (last) {
-        clear(m.exchange + (i64)(count - 1) * LAYER_BYTES, LAYER_BYTES, threadIdx.x * 16, MULTIPLIERS);
+        i64 at = (i64)(count - 1) * LAYER_BYTES;
+        clear(m.exchange + at, EXCHANGE_END(count) - at, threadIdx.x * 16, MULTIPLIERS);
         clear(m.partial + (i64)(count - 1) * PARTIAL_FLOATS, PARTIAL_FLOATS * 4, threadIdx.x * 16, MULTIPLIERS);
         if (threadIdx.x == 0) *m.done = 0;
     }

@@ -11,6 +11,8 @@
  * few splits that a warp often has another unit. ALONE: the number of units per warp up to which one block has all keys of its heads, so
  * that no splits are merged. */
 #define AHEAD (HEAD <= 64 && SPLITS < 8)
+/* APART: a warp loads the values of a unit only once it has multiplied the keys, because registers do not hold both. */
+#define APART (HEAD > 128)
 #define ALONE (AHEAD ? 2 : 1)
 #define VALUE_ROW (HEAD + 4)
 #define KEY_BLOCKS ((HEAD + 31) / 32)
@@ -55,7 +57,8 @@ constexpr int SUMS_OF[5] = {RUN_SUMS / TEAMS_0, RUN_SUMS / TEAMS_1, RUN_SUMS / T
 #define IS_DENSE(product) (!BITS || (product) == ROUTER)
 constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUMNS_4};
 /* The exchange of a layer, offsets in bytes: the token in front of the layer, query, key and value, the token in the middle of
- * the layer, the inner activations of the MLP, with MERGED the result of attention, and the router's logits. */
+ * the layer, the inner activations of the MLP, with MERGED the result of attention, and the router's logits. With POST_NORMS what
+ * is added to the token once it is normalised takes the place of the token: the result of the MLP before, and of attention. */
 #define ROOM_OF(elements) (((elements) * 2 + 255) / 256 * 256)
 #define QUERIES_AT ROOM_OF(HIDDEN)
 #define MIDDLE_AT (QUERIES_AT + ROOM_OF((HEADS + 2 * KV_HEADS) * HEAD))
@@ -63,6 +66,8 @@ constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUM
 #define MERGED_AT (INNER_AT + ROOM_OF(INNER))
 #define LOGITS_AT (MERGED_AT + (MERGED ? ROOM_OF(HEADS * HEAD) : 0))
 #define LAYER_BYTES (LOGITS_AT + ROOM_OF(2 * EXPERTS))
+/* All layers, and with POST_NORMS the result of the last MLP. */
+#define EXCHANGE_END(layers) ((i64)(layers) * LAYER_BYTES + (POST_NORMS ? ROOM_OF(HIDDEN) : 0))
 /* Floats of a layer's attention splits. */
 #define PARTIAL_FLOATS (KV_HEADS * PARTS_OF_GROUP * SPLITS * TILE_HEADS * VALUE_ROW)
 /* Shared memory after the ring. Attention uses the memory after its own result, which holds inputs of other products otherwise. */
@@ -84,8 +89,12 @@ constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUM
 #define MOST_SUMS LARGER(LARGER(LARGER(SUMS_OF_TILE(0), SUMS_OF_TILE(1)), LARGER(SUMS_OF_TILE(2), SUMS_OF_TILE(3))), EXPERTS ? SUMS_OF_TILE(4) : 0)
 #define BARRIERS_AT (SUMS_AT + WARPS * MOST_SUMS * 4)
 #define TABLE_AT (BARRIERS_AT + ROUNDED(RING_SLOTS * 16))
+/* With additional operands of layers, their table; with norms after attention and MLP, the token. */
+#define EXTRAS (POST_NORMS || KINDS > 1)
+#define EXTRA_TABLE_AT (TABLE_AT + ROUNDED(TABLE_LAYERS * (int)sizeof(Layer)))
+#define TOKEN_AT (EXTRA_TABLE_AT + (EXTRAS ? ROUNDED(TABLE_LAYERS * (int)sizeof(ExtraLayer)) : 0))
 /* With experts: the table of expert layers, with packed integers the router's activations as they are, and the memory of the router. */
-#define EXPERT_TABLE_AT (TABLE_AT + ROUNDED(TABLE_LAYERS * (int)sizeof(Layer)))
+#define EXPERT_TABLE_AT (TOKEN_AT + (POST_NORMS ? ROUNDED(HIDDEN * 2) : 0))
 #define PLAIN_AT (EXPERT_TABLE_AT + ROUNDED(TABLE_LAYERS * (int)sizeof(ExpertLayer)))
 #define CHOICE_AT (PLAIN_AT + (BITS ? ROUNDED(HIDDEN * 2) : 0))
 

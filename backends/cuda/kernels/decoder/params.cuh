@@ -35,7 +35,36 @@ static_assert(sizeof(ExpertLayer::router) == 8 && alignof(decltype(ExpertLayer::
 static_assert(sizeof(ExpertLayer::second) == 8 && alignof(decltype(ExpertLayer::second)) == 8, "ExpertLayer as in Rust");
 static_assert(sizeof(ExpertLayer::vectors) == 24 && alignof(decltype(ExpertLayer::vectors)) == 8, "ExpertLayer as in Rust");
 
-/* The scalars of a product, the same in all layers: of the preceding norm, the residual sum, and the activation. */
+/* Additional operands of a layer with norms after attention and MLP, or of a model with several kinds of attention. */
+struct ExtraLayer {
+    /* Weights of the norms after attention and MLP. */
+    const G* post_norms[2];
+    /* The index of the layer's kind of attention. */
+    i64 kind;
+};
+static_assert(sizeof(ExtraLayer) == 24, "ExtraLayer as in Rust");
+static_assert(sizeof(ExtraLayer::post_norms) == 16 && alignof(decltype(ExtraLayer::post_norms)) == 8, "ExtraLayer as in Rust");
+static_assert(sizeof(ExtraLayer::kind) == 8 && alignof(decltype(ExtraLayer::kind)) == 8, "ExtraLayer as in Rust");
+
+/* What the attention layers of one kind share. */
+struct AttentionKind {
+    /* Null if heads are not rotated. */
+    const float* frequencies;
+    float query_scale;
+    float key_scale;
+    /* The scale of attention scores. */
+    float score_scale;
+    /* The number of keys that the token attends to, its own included; 0 for all. */
+    int window;
+};
+static_assert(sizeof(AttentionKind) == 24, "AttentionKind as in Rust");
+static_assert(sizeof(AttentionKind::frequencies) == 8 && alignof(decltype(AttentionKind::frequencies)) == 8, "AttentionKind as in Rust");
+static_assert(sizeof(AttentionKind::query_scale) == 4 && alignof(decltype(AttentionKind::query_scale)) == 4, "AttentionKind as in Rust");
+static_assert(sizeof(AttentionKind::key_scale) == 4 && alignof(decltype(AttentionKind::key_scale)) == 4, "AttentionKind as in Rust");
+static_assert(sizeof(AttentionKind::score_scale) == 4 && alignof(decltype(AttentionKind::score_scale)) == 4, "AttentionKind as in Rust");
+static_assert(sizeof(AttentionKind::window) == 4 && alignof(decltype(AttentionKind::window)) == 4, "AttentionKind as in Rust");
+
+/* The scalars of a product, the same in all layers: of the norm before it, or after it in the second product of attention or MLP; of the residual sum; and of the activation. */
 struct Product {
     float eps;
     float weight_offset;
@@ -59,8 +88,11 @@ struct Embedding {
     i64 position_offset;
     const X* position_rows;
     i64 position_row_count;
+    /* The factor with which the sum is added to itself. */
+    float alpha;
+    float unused;
 };
-static_assert(sizeof(Embedding) == 64, "Embedding as in Rust");
+static_assert(sizeof(Embedding) == 72, "Embedding as in Rust");
 static_assert(sizeof(Embedding::ids) == 8 && alignof(decltype(Embedding::ids)) == 8, "Embedding as in Rust");
 static_assert(sizeof(Embedding::first_row) == 8 && alignof(decltype(Embedding::first_row)) == 8, "Embedding as in Rust");
 static_assert(sizeof(Embedding::rows) == 8 && alignof(decltype(Embedding::rows)) == 8, "Embedding as in Rust");
@@ -69,6 +101,8 @@ static_assert(sizeof(Embedding::positions) == 8 && alignof(decltype(Embedding::p
 static_assert(sizeof(Embedding::position_offset) == 8 && alignof(decltype(Embedding::position_offset)) == 8, "Embedding as in Rust");
 static_assert(sizeof(Embedding::position_rows) == 8 && alignof(decltype(Embedding::position_rows)) == 8, "Embedding as in Rust");
 static_assert(sizeof(Embedding::position_row_count) == 8 && alignof(decltype(Embedding::position_row_count)) == 8, "Embedding as in Rust");
+static_assert(sizeof(Embedding::alpha) == 4 && alignof(decltype(Embedding::alpha)) == 4, "Embedding as in Rust");
+static_assert(sizeof(Embedding::unused) == 4 && alignof(decltype(Embedding::unused)) == 4, "Embedding as in Rust");
 
 /* Limits on each SM's weight loads. */
 struct Pacing {
@@ -95,6 +129,8 @@ struct Model {
     const Layer* table;
     /* Not read unless layers have experts. */
     const ExpertLayer* expert_table;
+    /* Not read unless layers have additional operands. */
+    const ExtraLayer* extra_table;
     i64 layers;
     /* The hidden state before and after the layers. */
     const X* x;
@@ -105,13 +141,11 @@ struct Model {
     float* partial;
     /* The counter of finished blocks. */
     u32* done;
-    float query_scale;
-    float key_scale;
-    /* The scale of attention scores. */
-    float score_scale;
+    AttentionKind kinds[2];
+    /* The soft cap of attention scores. */
+    float softcap;
     float unused;
     const int* positions;
-    const float* frequencies;
     const int* slots;
     i64 pages;
     Strides key_strides;
@@ -126,24 +160,23 @@ struct Model {
     /* The rule of the router. */
     RouteRule rule;
 };
-static_assert(sizeof(Model) == 408, "Model as in Rust");
+static_assert(sizeof(Model) == 456, "Model as in Rust");
 static_assert(sizeof(Model::products) == 64 && alignof(decltype(Model::products)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::head_eps) == 8 && alignof(decltype(Model::head_eps)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::head_offsets) == 8 && alignof(decltype(Model::head_offsets)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::table) == 8 && alignof(decltype(Model::table)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::expert_table) == 8 && alignof(decltype(Model::expert_table)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::extra_table) == 8 && alignof(decltype(Model::extra_table)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::layers) == 8 && alignof(decltype(Model::layers)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::x) == 8 && alignof(decltype(Model::x)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::y) == 8 && alignof(decltype(Model::y)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::exchange) == 8 && alignof(decltype(Model::exchange)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::partial) == 8 && alignof(decltype(Model::partial)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::done) == 8 && alignof(decltype(Model::done)) == 8, "Model as in Rust");
-static_assert(sizeof(Model::query_scale) == 4 && alignof(decltype(Model::query_scale)) == 4, "Model as in Rust");
-static_assert(sizeof(Model::key_scale) == 4 && alignof(decltype(Model::key_scale)) == 4, "Model as in Rust");
-static_assert(sizeof(Model::score_scale) == 4 && alignof(decltype(Model::score_scale)) == 4, "Model as in Rust");
+static_assert(sizeof(Model::kinds) == 48 && alignof(decltype(Model::kinds)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::softcap) == 4 && alignof(decltype(Model::softcap)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::unused) == 4 && alignof(decltype(Model::unused)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::positions) == 8 && alignof(decltype(Model::positions)) == 8, "Model as in Rust");
-static_assert(sizeof(Model::frequencies) == 8 && alignof(decltype(Model::frequencies)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::slots) == 8 && alignof(decltype(Model::slots)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::pages) == 8 && alignof(decltype(Model::pages)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::key_strides) == 24 && alignof(decltype(Model::key_strides)) == 8, "Model as in Rust");
@@ -153,6 +186,6 @@ static_assert(sizeof(Model::query_length) == 8 && alignof(decltype(Model::query_
 static_assert(sizeof(Model::kv_length) == 8 && alignof(decltype(Model::kv_length)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::block_table) == 8 && alignof(decltype(Model::block_table)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::block_table_columns) == 8 && alignof(decltype(Model::block_table_columns)) == 8, "Model as in Rust");
-static_assert(sizeof(Model::embedding) == 64 && alignof(decltype(Model::embedding)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::embedding) == 72 && alignof(decltype(Model::embedding)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::pacing) == 16 && alignof(decltype(Model::pacing)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::rule) == 48 && alignof(decltype(Model::rule)) == 8, "Model as in Rust");

@@ -102,6 +102,23 @@ template <typename T> __device__ inline void load_together(const T* from, float 
     }
 }
 
+/* Stages elements of the token that a thread normalises together; with `plain`, which only packed integers need, also as they are. */
+__device__ inline void stage_some(u8* to, int at, const float (&values)[TOGETHER], u8* plain) {
+    Some out;
+#pragma unroll
+    for (int i = 0; i < TOGETHER / 2; ++i) out.word[i] = pair_of(values[2 * i], values[2 * i + 1]);
+    if constexpr (TOGETHER == 8) {
+        Vector all;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) all.word[i] = out.word[i % (TOGETHER / 2)];
+        keep_eight<HIDDEN>(to, at, all);
+        if (BITS && plain) *(Vector*)(plain + at * 2) = all;
+    } else {
+#pragma unroll
+        for (int i = 0; i < TOGETHER / 2; ++i) *(u32*)(to + at * 2 + i * 4) = out.word[i];
+    }
+}
+
 /* Stages the normalised token; with `plain`, which only packed integers need, also as it is. */
 __device__ inline void stage_normed(const Product& p, const G* gains, const SHIFT* shifts, const X* x, bool there, u8* to,
                                     float2* scratch, u8* plain = nullptr) {
@@ -175,7 +192,6 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
     for (int o = 0; o < OWN; ++o) {
         int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
         if (at >= HIDDEN) break;
-        Some out;
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
 #if NORM == 2
@@ -184,20 +200,130 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
             values[o][i] = values[o][i] * scale * (gain[o][i] + p.weight_offset);
 #endif
         }
-#pragma unroll
-        for (int i = 0; i < TOGETHER / 2; ++i) out.word[i] = pair_of(values[o][2 * i], values[o][2 * i + 1]);
-        if constexpr (TOGETHER == 8) {
-            Vector all;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) all.word[i] = out.word[i % (TOGETHER / 2)];
-            keep_eight<HIDDEN>(to, at, all);
-            if (BITS && plain) *(Vector*)(plain + at * 2) = all;
-        } else {
-#pragma unroll
-            for (int i = 0; i < TOGETHER / 2; ++i) *(u32*)(to + at * 2 + i * 4) = out.word[i];
-        }
+        stage_some(to, at, values[o], plain);
     }
 }
+
+#if POST_NORMS
+/*
+ * With POST_NORMS every block keeps the token in shared memory, and adds results of attention and MLP to it once they are normalised. A
+ * thread always has the same elements, those it normalises.
+ */
+__device__ inline u8* token_at(int o) {
+    return memory + TOKEN_AT + (threadIdx.x + o * MULTIPLIERS) * (TOGETHER * 2);
+}
+
+/* The sum of squares of a row. Four of these in turn, each with memory of its own, have enough barriers between them. */
+__device__ inline float mean_square(const float (&values)[OWN][TOGETHER], float* scratch) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) squares += values[o][i] * values[o][i];
+    }
+    return sum_of_row(squares, scratch) * (1.0f / HIDDEN);
+}
+
+/* Copies the token in front of the first layer. */
+__device__ inline void take_token(const X* x) {
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        if (at < HIDDEN) *(Some*)token_at(o) = load_some(x + at);
+    }
+}
+
+/* The token with the normalised result of a product added, rounded; in shared memory too. */
+__device__ inline void add_result(const Product& p, const G* gains, const X* result, float (&values)[OWN][TOGETHER], float* scratch) {
+    float gain[OWN][TOGETHER];
+    Some own[OWN];
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        own[o] = Some{};
+        load_together(at < HIDDEN ? gains + at : nullptr, 1.0f, gain[o]);
+        if (at < HIDDEN) own[o] = load_some(result + at);
+    }
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        for (u32 polls = 0; lacks(own[o]); count_poll(polls, wait_name("result"))) own[o] = load_some(result + at);
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) values[o][i] = element(own[o], i);
+    }
+    float scale = rsqrtf(mean_square(values, scratch) + p.eps);
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        if ((threadIdx.x + o * MULTIPLIERS) * TOGETHER >= HIDDEN) break;
+        Some token = *(const Some*)token_at(o);
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            values[o][i] = element(token, i) + p.alpha * (values[o][i] * scale * (gain[o][i] + p.weight_offset));
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER / 2; ++i) token.word[i] = pair_of(values[o][2 * i], values[o][2 * i + 1]);
+        *(Some*)token_at(o) = token;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) values[o][i] = element(token, i);
+    }
+}
+
+/*
+ * Adds the result of attention (P is UP) or of the MLP before (P is INPUT) to the token, and stages the normalised token for product P
+ * if this block has tiles of it.
+ */
+template <int P>
+__device__ inline void stage_token(const Model& m, const Layer& layer, const G* post_norm, const X* result, bool has_result, bool stages,
+                                   float* scratch) {
+    float gain[OWN][TOGETHER], values[OWN][TOGETHER];
+    const G* gains = layer.norm_weights[P / 2];
+    if (has_result) {
+        add_result(m.products[P == UP ? OUTPUT : DOWN], post_norm, result, values, scratch);
+    } else {
+#pragma unroll
+        for (int o = 0; o < OWN; ++o) {
+            Some token = {};
+            if ((threadIdx.x + o * MULTIPLIERS) * TOGETHER < HIDDEN) token = *(const Some*)token_at(o);
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) values[o][i] = element(token, i);
+        }
+    }
+    if (!stages) return;
+    const Product& p = m.products[P];
+    float scale = 1.0f;
+#if NORM
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        load_together(at < HIDDEN ? gains + at : nullptr, 1.0f, gain[o]);
+    }
+    scale = rsqrtf(mean_square(values, scratch + WARPS) + p.eps);
+#endif
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        if (at >= HIDDEN) break;
+#if NORM
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) values[o][i] = values[o][i] * scale * (gain[o][i] + p.weight_offset);
+#endif
+        stage_some(memory + ACTIVATIONS_AT, at, values[o], nullptr);
+    }
+}
+
+/* Adds the result of the last MLP to the token, and writes it. */
+__device__ inline void leave_token(const Product& p, const G* post_norm, const X* result, X* y, float* scratch) {
+    float values[OWN][TOGETHER];
+    add_result(p, post_norm, result, values, scratch);
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        if (at >= HIDDEN) break;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) y[at + i] = narrow<X>(values[o][i]);
+    }
+}
+#endif
 
 /* Stages results of other blocks as they are. */
 template <int COUNT> __device__ inline void stage_plain(const X* x, u8* to) {

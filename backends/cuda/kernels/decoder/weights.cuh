@@ -74,13 +74,21 @@ __device__ inline void fetch_vector(const void* from, int bytes, int lane) {
     if (from && at < bytes) fetch_line((const u8*)from + at);
 }
 
-/* The unit of keys of which a lane prefetches half: the first two units of each warp of the block are prefetched. */
-__device__ inline int unit_of(const Share& share, int lane) {
-    return (lane / 2 / WARPS * share.live + share.split) * WARPS + lane / 2 % WARPS;
-}
+/* The unit of keys of which a lane prefetches half, and its page: the first two units of each warp of the block are prefetched. */
+struct Prefetch {
+    int unit, page;
+
+    __device__ Prefetch(const Model& m, const Share& share, int lane) {
+        unit = share.first + (lane / 2 / WARPS * share.live + share.split) * WARPS + lane / 2 % WARPS;
+        page = -1;
+        if (share.split < share.live && unit < share.units) page = m.block_table[unit * UNIT / SLOTS];
+        page = page < (int)m.pages ? page : -1;
+    }
+};
 
 /* Prefetches into the L2 what a layer reads besides its weights, and its slots in the exchange. */
-__device__ inline void fetch_layer(const Model& m, const Layer* table, int l, const Share& share, int lane, int page) {
+__device__ inline void fetch_layer(const Model& m, const Layer* table, int l, const Share& share, int lane,
+                                   const Prefetch (&prefetch)[KINDS]) {
     const Layer& layer = table[l];
     fetch_vector(m.exchange + (i64)l * LAYER_BYTES, LAYER_BYTES, lane);
     fetch_vector(m.partial + (i64)l * PARTIAL_FLOATS, PARTIAL_FLOATS * 4, lane);
@@ -95,6 +103,16 @@ __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, co
 #pragma unroll
     for (int i = 0; i < 2; ++i) fetch_vector(layer.head_norms[i], HEAD * sizeof(HEAD_NORM), lane);
 #endif
+    int unit = prefetch[0].unit, page = prefetch[0].page;
+#if EXTRAS
+    const ExtraLayer& extra = ((const ExtraLayer*)(memory + EXTRA_TABLE_AT))[l];
+    if (KINDS > 1 && extra.kind) {
+        unit = prefetch[KINDS - 1].unit;
+        page = prefetch[KINDS - 1].page;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) fetch_vector(extra.post_norms[i], HIDDEN * sizeof(G), lane);
+#endif
 #if BITS && !GROUP
     fetch_vector(layer.weights[INPUT] + NUMBERS_AT(INPUT), OUTPUTS_OF[INPUT] * sizeof(SCALE), lane);
     fetch_vector(layer.weights[OUTPUT] + NUMBERS_AT(OUTPUT), OUTPUTS_OF[OUTPUT] * sizeof(SCALE), lane);
@@ -102,7 +120,7 @@ __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, co
     fetch_vector(layer.weights[DOWN] + NUMBERS_AT(DOWN), OUTPUTS_OF[DOWN] * sizeof(SCALE), lane);
 #endif
     if (page < 0) return;
-    i64 head = share.part / PARTS_OF_GROUP, slot = unit_of(share, lane) * UNIT % SLOTS + lane % 2 * 8;
+    i64 head = share.part / PARTS_OF_GROUP, slot = unit * UNIT % SLOTS + lane % 2 * 8;
     const X* keys = layer.keys + page * m.key_strides.page + head * m.key_strides.head + slot * m.key_strides.slot;
     const X* values = layer.values + page * m.value_strides.page + head * m.value_strides.head + slot * m.value_strides.slot;
 #pragma unroll 1
@@ -285,10 +303,15 @@ __device__ inline void copy_weights(const Model& m, const Layer* table, const Sh
     int lane = threadIdx.x % 32, layers = (int)m.layers;
     Copier copier = {barriers, (u32)__cvta_generic_to_shared(memory), 0, {0, 1}, {0, 0}, 0, clock_now(), m.pacing};
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(copier.once));
-    int own = unit_of(share, lane), page = -1, turn = 0;
-    if (share.split < share.live && own < share.units) page = m.block_table[own * UNIT / SLOTS];
-    page = page < (int)m.pages ? page : -1;
-    fetch_layer(m, table, 0, share, lane, page);
+    int turn = 0;
+#if KINDS > 1
+    Share other = share;
+    other.look(m.kinds[1].window);
+    const Prefetch prefetch[KINDS] = {{m, share, lane}, {m, other, lane}};
+#else
+    const Prefetch prefetch[KINDS] = {{m, share, lane}};
+#endif
+    fetch_layer(m, table, 0, share, lane, prefetch);
 #pragma unroll 1
     for (int l = 0; l < layers; ++l) {
         const u8* const (&weights)[4] = table[l].weights;
@@ -305,7 +328,7 @@ __device__ inline void copy_weights(const Model& m, const Layer* table, const Sh
         copier.copy_product<UP>(weights[UP], turn);
         copier.copy_product<DOWN>(weights[DOWN], turn);
 #endif
-        if (l + 1 < layers) fetch_layer(m, table, l + 1, share, lane, page);
+        if (l + 1 < layers) fetch_layer(m, table, l + 1, share, lane, prefetch);
     }
 }
 

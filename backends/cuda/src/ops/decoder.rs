@@ -18,6 +18,7 @@ use super::{
     KernelPlan,
     experts::RouterVectors,
     frame::Frame,
+    gemm::fused_linear::Norm,
     only, operand,
     params::{EXTENTS, ExtentParams, Strides, distinct},
     type_name, weight_type,
@@ -29,6 +30,7 @@ use crate::{
 use body::{Attention, Body, Embedding, Layer};
 use dsrun_core::{DType, Error, Result, WeightFormat, kernels::CallDesc, region::Region};
 pub(crate) use params::params_header;
+use product::PRODUCTS;
 use shape::{Shape, TileConfig};
 
 /// The source of the kernel.
@@ -71,6 +73,11 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
             let table =
                 body.layers.iter().map(|layer| table_entry(layer, frame)).collect::<Result<Vec<_>>>()?;
             context.write(at(memory.table), &table)?;
+            if shape.has_extras() {
+                let extras: Vec<_> =
+                    body.layers.iter().map(|layer| extra_entry(&body, layer, frame)).collect();
+                context.write(at(memory.extra_table), &extras)?;
+            }
             let experts: Vec<_> = body.layers.iter().map(|layer| expert_entry(layer, frame)).collect();
             if let Some(experts) = experts.into_iter().collect::<Option<Vec<_>>>() {
                 context.write(at(memory.expert_table), &experts.into_iter().collect::<Result<Vec<_>>>()?)?;
@@ -102,6 +109,7 @@ struct Memory {
     /// The exchange of attention splits.
     partial: usize,
     table: usize,
+    extra_table: usize,
     expert_table: usize,
     /// The counter of finished blocks.
     done: usize,
@@ -112,12 +120,15 @@ impl Memory {
     fn new(shape: &Shape, tiles: &TileConfig) -> Self {
         let (exchange, partial) = shape.exchange(tiles);
         let round = |bytes: usize| bytes.next_multiple_of(256);
-        let partial_at = round(exchange * shape.layers);
+        let partial_at = round(exchange * shape.layers + shape.final_exchange());
         let table = partial_at + round(partial * shape.layers);
-        let expert_table = table + round(shape.layers * size_of::<params::Layer>());
+        let extra_table = table + round(shape.layers * size_of::<params::Layer>());
+        let extras = if shape.has_extras() { shape.layers * size_of::<params::ExtraLayer>() } else { 0 };
+        let expert_table = extra_table + round(extras);
         let experts = shape.experts.map_or(0, |_| shape.layers * size_of::<params::ExpertLayer>());
         let done = expert_table + round(experts);
-        Self { exchange: 0, partial: partial_at, table, expert_table, done, end: done + 256 }
+        let end = done + 256;
+        Self { exchange: 0, partial: partial_at, table, extra_table, expert_table, done, end }
     }
 }
 
@@ -158,6 +169,13 @@ fn table_entry(layer: &Layer, frame: &Frame) -> Result<params::Layer> {
     Ok(entry)
 }
 
+/// The entry of a layer in the table of additional operands.
+fn extra_entry(body: &Body, layer: &Layer, frame: &Frame) -> params::ExtraLayer {
+    let address = |norm: &Norm| norm.weight().map_or(0, |weight| frame.address(weight));
+    let post_norms = layer.post_norms.as_ref().map_or([0; 2], |norms| norms.each_ref().map(address));
+    params::ExtraLayer { post_norms, kind: body.kind_of(layer) as i64 }
+}
+
 /// The entry of a layer in the table of expert layers; `None` if it has no experts.
 fn expert_entry(layer: &Layer, frame: &Frame) -> Option<Result<params::ExpertLayer>> {
     let experts = layer.experts?;
@@ -176,14 +194,29 @@ fn model(body: &Body, memory: &Memory, frame: &Frame) -> Result<params::Model> {
     let at = |offset: usize| frame.persistent + offset as u64;
     let first = body.first();
     let (heads, attention) = (first.heads, &first.attention);
-    let products = first.products().map(|product| {
+    let post_norms =
+        first.post_norms.map_or([None; 4], |[output, down]| [None, Some(output), None, Some(down)]);
+    let mut products = [params::Product::default(); PRODUCTS];
+    for ((params, product), post_norm) in products.iter_mut().zip(first.products()).zip(post_norms) {
         let [alpha, limit] = product.scalars();
-        let (eps, weight_offset) = product.norm.map_or((0.0, 0.0), |norm| norm.eps_and_offset());
-        params::Product { eps, weight_offset, alpha, limit }
-    });
+        let norm = product.norm.or(post_norm);
+        let (eps, weight_offset) = norm.map_or((0.0, 0.0), |norm| norm.eps_and_offset());
+        *params = params::Product { eps, weight_offset, alpha, limit };
+    }
+    let mut kinds = [params::AttentionKind::default(); params::KINDS];
+    for (params, kind) in kinds.iter_mut().zip(&body.kinds) {
+        let [query_scale, key_scale] = kind.rope.map_or([1.0; 2], |rope| rope.scales);
+        *params = params::AttentionKind {
+            frequencies: kind.rope.map_or(0, |rope| frame.address(rope.frequencies)),
+            query_scale,
+            key_scale,
+            score_scale: kind.op.scale,
+            window: i32::try_from(kind.op.window).unwrap_or(0),
+        };
+    }
     let y = frame.result(body.result)?;
     let (keys, values) = (frame.tensor(heads.caches[0])?, frame.tensor(heads.caches[1])?);
-    let [query_scale, key_scale] = heads.rope.map_or([1.0; 2], |rope| rope.scales);
+    let rope = body.kinds.iter().find_map(|kind| kind.rope);
     let norms = heads.norms.map(|norms| norms.map(|(norm, _)| norm));
     let mut model = params::Model {
         products,
@@ -198,11 +231,9 @@ fn model(body: &Body, memory: &Memory, frame: &Frame) -> Result<params::Model> {
         exchange: at(memory.exchange),
         partial: at(memory.partial),
         done: at(memory.done),
-        query_scale,
-        key_scale,
-        score_scale: attention.op.scale,
-        positions: heads.rope.map_or(0, |rope| frame.address(rope.positions)),
-        frequencies: heads.rope.map_or(0, |rope| frame.address(rope.frequencies)),
+        kinds,
+        softcap: attention.op.softcap,
+        positions: rope.map_or(0, |rope| frame.address(rope.positions)),
         slots: frame.address(heads.slots),
         pages: keys.size(0) as i64,
         key_strides: Strides::of(keys),
@@ -212,6 +243,7 @@ fn model(body: &Body, memory: &Memory, frame: &Frame) -> Result<params::Model> {
         kv_length: frame.address(attention.total),
         block_table: frame.address(attention.table),
         block_table_columns: frame.tensor(attention.table)?.size(1) as i64,
+        extra_table: at(memory.extra_table),
         expert_table: at(memory.expert_table),
         rule: first.experts.and_then(|experts| Some(experts.kernel()?.rule)).unwrap_or_default(),
         ..params::Model::default()
@@ -224,6 +256,7 @@ fn model(body: &Body, memory: &Memory, frame: &Frame) -> Result<params::Model> {
             rows: rows.address(),
             row_count: rows.layout.rows as i64,
             position_offset: i64::from(embedding.op.position_offset),
+            alpha: embedding.alpha,
             ..params::Embedding::default()
         };
         if let Some((positions, table)) = embedding.positions {

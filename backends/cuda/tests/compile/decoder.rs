@@ -26,11 +26,39 @@ struct Layers {
     llama: bool,
     /// Norms of query and key heads.
     head_norms: bool,
+    /// Whether norms precede attention and MLP, and whether norms follow them.
+    norms: [bool; 2],
+    /// If not 0: every other layer has this window, and a rotary embedding of its own.
+    window: u32,
+    softcap: f32,
     /// If the MLP is a mixture, how many experts there are and how many a token has, and how they are scored.
     experts: Option<([usize; 2], RouterScore)>,
 }
 
+/// Layers as Llama has them.
+const LLAMA: Layers = Layers {
+    dtype: DType::BF16,
+    format: "bf16",
+    function: Nonlinearity::Silu,
+    hidden: 2048,
+    inner: 8192,
+    kv_heads: 8,
+    group: 4,
+    head: 64,
+    llama: true,
+    head_norms: false,
+    norms: [true, false],
+    window: 0,
+    softcap: 0.0,
+    experts: None,
+};
+
 impl Layers {
+    /// The same of other sizes.
+    fn of(self, [hidden, inner, kv_heads, group, head]: [usize; 5]) -> Self {
+        Self { hidden, inner, kv_heads, group, head, ..self }
+    }
+
     fn program(&self) -> Program {
         let Self { dtype, hidden, inner, kv_heads, group, head, llama, .. } = *self;
         let format = WeightFormat::from_name(self.format).unwrap();
@@ -62,7 +90,8 @@ impl Layers {
         let vector = |program: &mut ProgramBuilder, name: String, dtype, size: usize| {
             program.vector(&name, WeightExpr::tensor(&name), TensorType::new(dtype, [size])).unwrap()
         };
-        let frequencies = vector(&mut program, "frequencies".into(), DType::F32, head / 2);
+        let of_kinds = ["frequencies", "frequencies.1"]
+            .map(|name| vector(&mut program, name.into(), DType::F32, head / 2));
         let mut outputs = Vec::new();
         for layer in 0..2 {
             let mut linear = |program: &mut ProgramBuilder, x, [rows, columns]: [usize; 2]| {
@@ -85,7 +114,10 @@ impl Layers {
                 program.call(Add { alpha: 1.0 }, [Some(a), Some(b), None, None]).unwrap()
             };
             let (queries, keys) = (kv_heads * group * head, kv_heads * head);
-            let normed = norm(&mut program, x, "first");
+            let other = layer == 1 && self.window > 0;
+            let (frequencies, window) = if other { (of_kinds[1], 0) } else { (of_kinds[0], self.window) };
+            let [pre_norm, post_norm] = self.norms;
+            let normed = if pre_norm { norm(&mut program, x, "first") } else { x };
             let product = linear(&mut program, normed, [queries + 2 * keys, hidden]);
             let mut start_at = 0u32;
             let [mut query, mut key, value] = [queries, keys, keys].map(|count| {
@@ -118,8 +150,8 @@ impl Layers {
                 query_heads: (kv_heads * group) as u32,
                 kv_heads: kv_heads as u32,
                 scale: 0.1,
-                softcap: 0.0,
-                window: 0,
+                softcap: self.softcap,
+                window,
                 mask: AttentionMask::Causal,
                 value_size: 0,
             };
@@ -127,8 +159,9 @@ impl Layers {
             let attended = program.calls(attention, operands.into_iter().chain([None; 3])).unwrap()[0];
             outputs.extend(caches);
             let projected = linear(&mut program, attended, [hidden, queries]);
+            let projected = if post_norm { norm(&mut program, projected, "third") } else { projected };
             x = add(&mut program, x, projected);
-            let normed = norm(&mut program, x, "second");
+            let normed = if pre_norm { norm(&mut program, x, "second") } else { x };
             if let Some(([count, chosen], score)) = self.experts {
                 let biased = score == RouterScore::Sigmoid;
                 let route = MoeRoute {
@@ -183,6 +216,7 @@ impl Layers {
                 false => program.call(Activation { function, limit: 0.0 }, [Some(product), None]).unwrap(),
             };
             let down = linear(&mut program, activated, [hidden, inner]);
+            let down = if post_norm { norm(&mut program, down, "fourth") } else { down };
             x = add(&mut program, x, down);
         }
         outputs.push(x);
@@ -191,7 +225,7 @@ impl Layers {
 }
 
 /// Gated MLPs behind RMS norms, and plain ones behind layer norms; layers of one ring slot a tile, of several, and of tiles that warps
-/// take in several rounds; layers that are read at a pace; heads of more than 64; runs in pieces.
+/// take in several rounds; layers that are read at a pace; heads of more than 64; runs in pieces; norms after attention and MLP; windows.
 pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
     let bf16 = DType::BF16;
     let f16 = DType::F16;
@@ -224,41 +258,22 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
         (bf16, "int4g128_f16", [5120, 17_408, 8, 5, 128]),
         (bf16, "bf16", [8192, 28_672, 8, 8, 64]),
     ];
-    let plain =
-        shapes.into_iter().map(|(dtype, format, function, [hidden, inner, kv_heads, group, head], llama)| {
-            let head_norms = false;
-            let experts = None;
-            Layers {
-                dtype,
-                format,
-                function,
-                hidden,
-                inner,
-                kv_heads,
-                group,
-                head,
-                llama,
-                head_norms,
-                experts,
-            }
-        });
-    let normed =
-        with_head_norms.into_iter().map(|(dtype, format, [hidden, inner, kv_heads, group, head])| {
-            let function = Nonlinearity::Silu;
-            Layers {
-                dtype,
-                format,
-                function,
-                hidden,
-                inner,
-                kv_heads,
-                group,
-                head,
-                llama: true,
-                head_norms: true,
-                experts: None,
-            }
-        });
+    let plain = shapes.into_iter().map(|(dtype, format, function, sizes, llama)| {
+        Layers { dtype, format, function, llama, ..LLAMA }.of(sizes)
+    });
+    let normed = with_head_norms
+        .into_iter()
+        .map(|(dtype, format, sizes)| Layers { dtype, format, head_norms: true, ..LLAMA }.of(sizes));
+    let gemma = Layers { function: tanh, norms: [true; 2], window: 1024, head_norms: true, ..LLAMA };
+    let variants = [
+        Layers { ..gemma }.of([2560, 10_240, 4, 2, 256]),
+        Layers { ..gemma }.of([1152, 6912, 1, 4, 256]),
+        Layers { head_norms: false, softcap: 50.0, ..gemma }.of([2304, 9216, 4, 2, 256]),
+        Layers { dtype: f16, format: "int4g128_f16", ..gemma }.of([2560, 10_240, 4, 2, 256]),
+        Layers { norms: [false, true], ..gemma }.of([2048, 4096, 8, 4, 64]),
+        Layers { window: 4096, dtype: f16, format: "f16", ..LLAMA }.of([4096, 14_336, 8, 4, 128]),
+        Layers { llama: false, ..LLAMA }.of([384, 512, 2, 16, 192]),
+    ];
     let with_experts = [
         (bf16, "bf16", [2048, 768, 4, 8, 128], [128, 8], RouterScore::Softmax),
         (f16, "f16", [4096, 14_336, 8, 4, 128], [8, 2], RouterScore::SoftmaxOfSelected),
@@ -268,24 +283,9 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
         (f16, "int4g128_f16", [4096, 14_336, 8, 4, 128], [8, 2], RouterScore::SoftmaxOfSelected),
         (bf16, "int4g128", [1536, 512, 8, 2, 64], [256, 6], RouterScore::Sigmoid),
     ];
-    let mixtures = with_experts.into_iter().map(
-        |(dtype, format, [hidden, inner, kv_heads, group, head], sizes, score)| {
-            let (function, head_norms) = (Nonlinearity::Silu, head == 128);
-            let experts = Some((sizes, score));
-            Layers {
-                dtype,
-                format,
-                function,
-                hidden,
-                inner,
-                kv_heads,
-                group,
-                head,
-                llama: true,
-                head_norms,
-                experts,
-            }
-        },
-    );
-    plain.chain(normed).chain(mixtures).map(|layers| outlined(&layers.program()))
+    let mixtures = with_experts.into_iter().map(|(dtype, format, sizes, counts, score)| {
+        let head_norms = sizes[4] == 128;
+        Layers { dtype, format, head_norms, experts: Some((counts, score)), ..LLAMA }.of(sizes)
+    });
+    plain.chain(normed).chain(variants).chain(mixtures).map(|layers| outlined(&layers.program()))
 }

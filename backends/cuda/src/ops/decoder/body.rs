@@ -3,10 +3,10 @@
 use super::experts::Experts;
 use crate::ops::{
     body::{BodyReader, made, value},
-    gemm::fused_linear::{Epilogue, FusedLinear, Heads, Norm},
+    gemm::fused_linear::{Epilogue, FusedLinear, Heads, Norm, RopeParams},
 };
 use dsrun_core::{
-    op::{AttentionMask, Embed, GateLayout, Op, PagedAttention, RopePairing},
+    op::{Add, AttentionMask, Embed, GateLayout, Op, PagedAttention, RopePairing},
     region::Region,
 };
 
@@ -17,13 +17,15 @@ pub(super) struct Body {
     pub(super) embedding: Option<Embedding>,
     /// The layers; at least one.
     pub(super) layers: Vec<Layer>,
+    /// The kinds of attention of the layers, each once.
+    pub(super) kinds: Vec<Kind>,
     /// The hidden state before the first layer: an operand, or the result of the embedding.
     pub(super) x: usize,
     /// The index of the region's result that is the hidden state after the last layer.
     pub(super) result: usize,
 }
 
-/// An embedding lookup, optionally added to a position embedding.
+/// An embedding lookup, optionally added to a position embedding, and to itself.
 #[derive(Debug)]
 pub(super) struct Embedding {
     pub(super) ids: usize,
@@ -31,6 +33,8 @@ pub(super) struct Embedding {
     /// Positions, and their table.
     pub(super) positions: Option<(usize, usize)>,
     pub(super) op: Embed,
+    /// The factor with which the embedding is added to itself.
+    pub(super) alpha: f32,
 }
 
 /// A layer.
@@ -48,10 +52,19 @@ pub(super) struct Layer {
     down: FusedLinear,
     /// If the MLP is a mixture of experts, its router; both halves of the MLP are then those of all experts.
     pub(super) experts: Option<Experts>,
+    /// The norms of the results of attention and MLP, before they are added to the residual.
+    pub(super) post_norms: Option<[Norm; 2]>,
+}
+
+/// What the attention of a layer may share with some of the others only: window, scale and rotary embedding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Kind {
+    pub(super) op: PagedAttention,
+    pub(super) rope: Option<RopeParams>,
 }
 
 /// Attention over pages.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Attention {
     pub(super) op: PagedAttention,
     pub(super) start: usize,
@@ -81,7 +94,15 @@ impl Body {
         let found: Vec<usize> = region.results().iter().map(|value| value.index()).collect();
         let only_these = found.len() == results.len() && results.iter().all(|value| found.contains(value));
         let result = found.iter().position(|value| *value == x)?;
-        let alike = layers.iter().all(|layer| layer.is_like(&layers[0]));
+        let mut kinds: Vec<Kind> = Vec::new();
+        for kind in layers.iter().map(Layer::kind) {
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        let mut positions = kinds.iter().filter_map(|kind| kind.rope).map(|rope| rope.positions);
+        let same_positions = positions.next().is_none_or(|first| positions.all(|other| other == first));
+        let alike = same_positions && layers.iter().all(|layer| layer.is_like(&layers[0]));
         let mut operands: Vec<usize> = layers.iter().flat_map(Layer::operands).collect();
         match &embedding {
             Some(embedding) => operands.extend(embedding.operands()),
@@ -91,15 +112,28 @@ impl Body {
         (only_these && alike && outside && !layers.is_empty()).then_some(Self {
             embedding,
             layers,
+            kinds,
             x: first,
             result,
         })
     }
 
-    /// The first layer; all others have the same shapes and attributes.
+    /// The first layer; all others have the same shapes, and the same attributes but for the kind of attention.
     pub(super) fn first(&self) -> &Layer {
         &self.layers[0]
     }
+
+    /// The index of a layer's kind of attention.
+    pub(super) fn kind_of(&self, layer: &Layer) -> usize {
+        self.kinds.iter().position(|kind| *kind == layer.kind()).unwrap_or(0)
+    }
+}
+
+/// Reads the sum of two values without further operands, and returns them and the result.
+fn read_add(reader: &mut BodyReader<'_>) -> Option<(Add, [usize; 2], usize)> {
+    let (add, call) = reader.take(|op| if let Op::Add(op) = op { Some(*op) } else { None })?;
+    let plain = (2..call.operands.len()).all(|index| value(call, index).is_none());
+    plain.then_some((add, [value(call, 0)?, value(call, 1)?], made(call, 0)?))
 }
 
 impl Embedding {
@@ -107,7 +141,14 @@ impl Embedding {
     fn read(reader: &mut BodyReader<'_>) -> Option<(Self, usize)> {
         let (op, call) = reader.take(|op| if let Op::Embed(op) = op { Some(*op) } else { None })?;
         let positions = value(call, 2).zip(value(call, 3));
-        Some((Self { ids: value(call, 0)?, table: value(call, 1)?, positions, op }, made(call, 0)?))
+        let (ids, table, mut x, mut alpha) = (value(call, 0)?, value(call, 1)?, made(call, 0)?, 0.0);
+        let mut behind = *reader;
+        if let Some((add, operands, sum)) = read_add(&mut behind)
+            && operands == [x, x]
+        {
+            (x, alpha, *reader) = (sum, add.alpha, behind);
+        }
+        Some((Self { ids, table, positions, op, alpha }, x))
     }
 
     fn operands(&self) -> impl Iterator<Item = usize> {
@@ -124,40 +165,51 @@ impl Layer {
             return None;
         };
         let (attention, attended) = Attention::read(reader, [query, keys, values])?;
-        let (output, middle) = Self::read_sum(reader, attended, x)?;
+        let Sum { product: output, norm: output_norm, result: middle } = Sum::read(reader, attended, x)?;
         let mut dense = *reader;
-        let (up, down, experts, y) = match Self::read_mlp(&mut dense, middle) {
-            Some((up, down, y)) => {
+        let (up, down, down_norm, experts, y) = match Self::read_mlp(&mut dense, middle) {
+            Some((up, Sum { product, norm, result })) => {
                 *reader = dense;
-                (up, down, None, y)
+                (up, product, norm, None, result)
             }
-            None => Experts::read(reader, middle)?,
+            None => {
+                let (up, down, experts, y) = Experts::read(reader, middle)?;
+                (up, down, None, experts, y)
+            }
         };
-        let normed = input.norm.is_some() && up.norm.is_some();
+        let post_norms = match (output_norm, down_norm) {
+            (Some(output), Some(down)) => Some([output, down]),
+            (None, None) => None,
+            _ => return None,
+        };
+        let normed = match [&input, &up].map(|product| product.norm.is_some()) {
+            [true, true] => true,
+            [false, false] => post_norms.is_some(),
+            _ => false,
+        };
         let rotated = heads.rope.is_none_or(|rope| rope.pairing == RopePairing::Halves);
         let quantised = [&input, &output, &up, &down].iter().any(|product| product.scales.is_some());
         let flows = (input.x, up.x) == (x, middle);
         let taken = normed && rotated && !quantised && flows;
-        taken.then_some((Self { input, heads, attention, output, up, down, experts }, [keys, values], y))
+        let layer = Self { input, heads, attention, output, up, down, experts, post_norms };
+        taken.then_some((layer, [keys, values], y))
     }
 
-    /// Reads both halves of an MLP with input `middle`, and returns its result.
-    fn read_mlp(reader: &mut BodyReader<'_>, middle: usize) -> Option<(FusedLinear, FusedLinear, usize)> {
+    /// Reads both halves of an MLP with input `middle`.
+    fn read_mlp(reader: &mut BodyReader<'_>, middle: usize) -> Option<(FusedLinear, Sum)> {
         let (up, results) = FusedLinear::read(reader)?;
-        let (down, y) = Self::read_sum(reader, *results.first()?, middle)?;
+        let down = Sum::read(reader, *results.first()?, middle)?;
         let activated = match up.epilogue {
             Epilogue::Gate(op) => op.layout == GateLayout::Concatenated,
             Epilogue::Activation(_) => true,
             _ => false,
         };
-        activated.then_some((up, down, y))
+        activated.then_some((up, down))
     }
 
-    /// Reads a product of `x` that is added to `residual`, and returns its result.
-    fn read_sum(reader: &mut BodyReader<'_>, x: usize, residual: usize) -> Option<(FusedLinear, usize)> {
-        let (product, results) = FusedLinear::read(reader)?;
-        let added = matches!(product.epilogue, Epilogue::Sum(_, other) if other == residual);
-        (product.x == x && added && product.norm.is_none()).then_some((product, *results.first()?))
+    /// The kind of its attention.
+    pub(super) fn kind(&self) -> Kind {
+        Kind { op: self.attention.op, rope: self.heads.rope }
     }
 
     /// The products: query, key and value; output; both halves of the MLP.
@@ -179,12 +231,17 @@ impl Layer {
         }
         operands.extend(self.experts.iter().flat_map(Experts::operands));
         operands
+            .extend(self.post_norms.iter().flatten().flat_map(|norm| [norm.weight(), norm.bias()]).flatten());
+        operands
     }
 
-    /// Whether another layer differs only in its weights and caches.
+    /// Whether another layer differs only in its weights, its caches and the kind of its attention.
     fn is_like(&self, other: &Self) -> bool {
-        let rope =
-            |layer: &Self| layer.heads.rope.map(|rope| (rope.scales, rope.positions, rope.frequencies));
+        let attention = |layer: &Self| {
+            let Attention { op, start, length, total, table } = layer.attention;
+            (PagedAttention { scale: 0.0, window: 0, ..op }, [start, length, total, table])
+        };
+        let post_norms = |layer: &Self| layer.post_norms.map(|norms| norms.map(Norm::scalars));
         let norms = |layer: &Self| {
             layer
                 .heads
@@ -204,11 +261,37 @@ impl Layer {
                 && std::mem::discriminant(&a.epilogue) == std::mem::discriminant(&b.epilogue)
                 && a.function() == b.function()
         };
-        self.attention == other.attention
-            && rope(self) == rope(other)
+        attention(self) == attention(other)
+            && post_norms(self) == post_norms(other)
             && heads(self) == heads(other)
             && experts(self) == experts(other)
             && products.into_iter().all(alike)
+    }
+}
+
+/// A product, optionally with the norm of its result, and the residual sum.
+struct Sum {
+    product: FusedLinear,
+    norm: Option<Norm>,
+    result: usize,
+}
+
+impl Sum {
+    /// Reads a product of `x` that is added to `residual`. The epilogue of the product is the sum even if a norm is between them.
+    fn read(reader: &mut BodyReader<'_>, x: usize, residual: usize) -> Option<Self> {
+        let (mut product, results) = FusedLinear::read(reader)?;
+        let (mut norm, mut result) = (None, *results.first()?);
+        if let Epilogue::Nothing = product.epilogue {
+            let (read, of, normed) = Norm::read(reader)??;
+            let (add, operands, sum) = read_add(reader)?;
+            if of != result || operands[1] != normed {
+                return None;
+            }
+            product.epilogue = Epilogue::Sum(add, operands[0]);
+            (norm, result) = (Some(read), sum);
+        }
+        let added = matches!(product.epilogue, Epilogue::Sum(_, other) if other == residual);
+        (product.x == x && added && product.norm.is_none()).then_some(Self { product, norm, result })
     }
 }
 
@@ -217,7 +300,8 @@ impl Attention {
     fn read(reader: &mut BodyReader<'_>, operands: [usize; 3]) -> Option<(Self, usize)> {
         let (op, call) = reader.take(|op| if let Op::PagedAttention(op) = op { Some(*op) } else { None })?;
         let over_these = (0..3).all(|index| value(call, index) == Some(operands[index]));
-        let plain = op.window == 0 && op.softcap <= 0.0 && op.mask != AttentionMask::Explicit;
+        let plain =
+            op.mask == AttentionMask::Causal || op.mask == AttentionMask::Bidirectional && op.window == 0;
         let optional = (8..call.operands.len()).any(|index| value(call, index).is_some());
         if !over_these || !plain || optional {
             return None;

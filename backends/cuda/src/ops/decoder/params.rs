@@ -8,6 +8,9 @@ use crate::{
     },
 };
 
+/// The maximum number of kinds of attention in a model.
+pub(super) const KINDS: usize = 2;
+
 kernel_struct! {
     /// The operands of a layer. Products are query, key and value; output; both halves of the MLP.
     pub(super) struct Layer {
@@ -33,7 +36,32 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// The scalars of a product, the same in all layers: of the preceding norm, the residual sum, and the activation.
+    /// Additional operands of a layer with norms after attention and MLP, or of a model with several kinds of attention.
+    pub(super) struct ExtraLayer {
+        /// Weights of the norms after attention and MLP.
+        pub(super) post_norms: [Pointer; 2] = "const G*",
+        /// The index of the layer's kind of attention.
+        pub(super) kind: i64 = "i64",
+    }
+}
+
+kernel_struct! {
+    /// What the attention layers of one kind share.
+    pub(super) struct AttentionKind {
+        /// Null if heads are not rotated.
+        pub(super) frequencies: Pointer = "const float*",
+        pub(super) query_scale: f32 = "float",
+        pub(super) key_scale: f32 = "float",
+        /// The scale of attention scores.
+        pub(super) score_scale: f32 = "float",
+        /// The number of keys that the token attends to, its own included; 0 for all.
+        pub(super) window: i32 = "int",
+    }
+}
+
+kernel_struct! {
+    /// The scalars of a product, the same in all layers: of the norm before it, or after it in the second product of attention or
+    /// MLP; of the residual sum; and of the activation.
     pub(super) struct Product {
         pub(super) eps: f32 = "float",
         pub(super) weight_offset: f32 = "float",
@@ -55,6 +83,9 @@ kernel_struct! {
         pub(super) position_offset: i64 = "i64",
         pub(super) position_rows: Pointer = "const X*",
         pub(super) position_row_count: i64 = "i64",
+        /// The factor with which the sum is added to itself.
+        pub(super) alpha: f32 = "float",
+        pub(super) unused: f32 = "float",
     }
 }
 
@@ -81,6 +112,8 @@ kernel_struct! {
         pub(super) table: Pointer = "const Layer*",
         /// Not read unless layers have experts.
         pub(super) expert_table: Pointer = "const ExpertLayer*",
+        /// Not read unless layers have additional operands.
+        pub(super) extra_table: Pointer = "const ExtraLayer*",
         pub(super) layers: i64 = "i64",
         /// The hidden state before and after the layers.
         pub(super) x: Pointer = "const X*",
@@ -91,13 +124,11 @@ kernel_struct! {
         pub(super) partial: Pointer = "float*",
         /// The counter of finished blocks.
         pub(super) done: Pointer = "u32*",
-        pub(super) query_scale: f32 = "float",
-        pub(super) key_scale: f32 = "float",
-        /// The scale of attention scores.
-        pub(super) score_scale: f32 = "float",
+        pub(super) kinds: [AttentionKind; 2] = "AttentionKind",
+        /// The soft cap of attention scores.
+        pub(super) softcap: f32 = "float",
         pub(super) unused: f32 = "float",
         pub(super) positions: Pointer = "const int*",
-        pub(super) frequencies: Pointer = "const float*",
         pub(super) slots: Pointer = "const int*",
         pub(super) pages: i64 = "i64",
         pub(super) key_strides: Strides = "Strides",
@@ -121,6 +152,8 @@ pub(crate) fn params_header() -> String {
         &[
             declaration::<Layer>(),
             declaration::<ExpertLayer>(),
+            declaration::<ExtraLayer>(),
+            declaration::<AttentionKind>(),
             declaration::<Product>(),
             declaration::<Embedding>(),
             declaration::<Pacing>(),

@@ -20,15 +20,17 @@ use std::ops::{Range, RangeInclusive};
 
 /// The capacity of the layer table in shared memory is a multiple of this number, so that models of similar depth share a kernel.
 const LAYER_STEP: usize = 16;
-/// The largest head size: keys and values stay in registers.
-pub(super) const MAX_HEAD: usize = 128;
+/// The largest head size: keys, or values, stay in registers.
+pub(super) const MAX_HEAD: usize = 256;
+/// The largest head size for which registers hold keys and values together, and two tiles of eight query heads.
+const MAX_DOUBLE_HEAD: usize = 128;
 /// The largest head size for which consumer warps have enough registers without taking some from the producer warps (`wide`).
 const MAX_NARROW_HEAD: usize = 64;
 /// Up to this many elements of all query heads, every block merges the attention splits for itself.
 const MERGED_BY_ALL: usize = 1024;
 /// The maximum number of inputs of a norm: each thread keeps 32 in registers.
 const NORMED_INPUTS: usize = 32 * WARPS * 32;
-/// The maximum number of query heads of a tile.
+/// The maximum number of query heads of a tile; half as many for large heads.
 const TILE_HEADS: usize = 16;
 /// The maximum number of splits of a sequence's keys.
 const MAX_SPLITS: usize = 16;
@@ -61,8 +63,8 @@ pub(super) struct Shape {
     /// Element type of activations.
     pub(super) dtype: DType,
     /// Constants of the kernel: element types of activations (`X`), of weights and biases of norms (`G`, `SHIFT`) and of
-    /// biases of products (`BIAS`), the kind of norm (`NORM`: 1 RMS, 2 layer), whether heads are rotated (`ROPE`), and the
-    /// MLP's `FUNCTION`.
+    /// biases of products (`BIAS`), the kind of norm (`NORM`: 1 RMS, 2 layer), whether heads are rotated (`ROPE`), whether layers
+    /// have windows (`WINDOWS`), whether scores have a soft cap (`SOFTCAP`), and the MLP's `FUNCTION`.
     pub(super) constants: Vec<(&'static str, String)>,
     /// The weight format.
     pub(super) format: WeightFormat,
@@ -85,6 +87,10 @@ pub(super) struct Shape {
     pub(super) slots: usize,
     /// Whether attention is causal.
     pub(super) causal: bool,
+    /// The number of kinds of attention.
+    pub(super) kinds: usize,
+    /// Whether the results of attention and MLP have norms.
+    pub(super) post_norms: bool,
 }
 
 /// The tile configuration of the kernel.
@@ -142,6 +148,9 @@ impl<'a> LayerTypes<'a> {
         }
         for (_, weight) in layer.heads.norms.iter().flatten() {
             vectors.push(Some(operand(call, *weight)?));
+        }
+        for norm in layer.post_norms.iter().flatten() {
+            vectors.push(optional(norm.weight())?);
         }
         let experts = layer.experts;
         for vector in experts.iter().flat_map(|experts| experts.vectors) {
@@ -208,7 +217,17 @@ impl Shape {
             ));
         }
         let group = (op.query_heads / op.kv_heads.max(1)) as usize;
-        let (heads, pairs) = match input.heads(call)? {
+        let ropes = body.kinds.iter().filter_map(|kind| kind.rope);
+        let frequencies = ropes.map(|rope| operand(call, rope.frequencies)).collect::<Result<Vec<_>>>()?;
+        if body.kinds.len() > params::KINDS || frequencies.iter().any(|other| other != &frequencies[0]) {
+            return Err(refused(format!(
+                "their attention is of {} kinds, must be of {} at most, which rotate as many elements",
+                body.kinds.len(),
+                params::KINDS
+            )));
+        }
+        let rotated = body.layers.iter().find(|layer| layer.heads.rope.is_some()).unwrap_or(layer);
+        let (heads, pairs) = match rotated.input.heads(call)? {
             Some([heads, own, key, value, pairs]) if [own, key, value] == [kv_heads, head, head] => {
                 (heads, pairs)
             }
@@ -250,8 +269,11 @@ impl Shape {
         let [first_norm, second_norm] = [input.norm, up.norm];
         let kind =
             |norm: Option<crate::ops::gemm::fused_linear::Norm>| norm.map_or(0, |norm| norm.scalars()[0]);
-        let mut whole_norms = kind(first_norm) == kind(second_norm);
-        for norm in [first_norm, second_norm].into_iter().flatten() {
+        let post_norms = layer.post_norms.map_or([None; 2], |norms| norms.map(Some));
+        // Only RMS norms follow attention and MLP, and precede them then.
+        let mut whole_norms = kind(first_norm) == kind(second_norm)
+            && (layer.post_norms.is_none() || kind(first_norm) < 2 && post_norms.map(kind) == [1; 2]);
+        for norm in [first_norm, second_norm].into_iter().chain(post_norms).flatten() {
             for vector in [norm.weight(), norm.bias()].into_iter().flatten() {
                 whole_norms &= operand(call, vector)?.shape == [hidden];
             }
@@ -259,7 +281,9 @@ impl Shape {
         if !sizes || !whole_norms {
             return Err(refused("the sizes of their products and norms do not follow from each other"));
         }
-        let weights = [first_norm, second_norm].map(|norm| norm.and_then(|norm| norm.weight()));
+        let [first_post, second_post] = post_norms;
+        let weights = [first_norm, second_norm, first_post, second_post]
+            .map(|norm| norm.and_then(|norm| norm.weight()));
         let biases = [first_norm, second_norm].map(|norm| norm.and_then(|norm| norm.bias()));
         let head_norms = layer.heads.norms.map_or([None; 2], |norms| norms.map(|(_, weight)| Some(weight)));
         // A lane must have both elements of a rotated pair of a head that it normalises.
@@ -283,7 +307,9 @@ impl Shape {
             ("SHIFT", common_type(call, biases)?),
             ("BIAS", common_type(call, [input.bias, output.bias, up.bias, down.bias])?),
             ("NORM", kind(first_norm).to_string()),
-            ("ROPE", i32::from(layer.heads.rope.is_some()).to_string()),
+            ("ROPE", i32::from(rotated.heads.rope.is_some()).to_string()),
+            ("WINDOWS", i32::from(body.kinds.iter().any(|kind| kind.op.window > 0)).to_string()),
+            ("SOFTCAP", i32::from(op.softcap > 0.0).to_string()),
             ("FUNCTION", up.function().to_string()),
             ("HEAD_NORMS", i32::from(layer.heads.norms.is_some()).to_string()),
             ("HEAD_NORM", common_type(call, head_norms)?),
@@ -308,7 +334,14 @@ impl Shape {
             pairs,
             slots,
             causal,
+            kinds: body.kinds.len(),
+            post_norms: layer.post_norms.is_some(),
         })
+    }
+
+    /// Whether layers have additional operands.
+    pub(super) fn has_extras(&self) -> bool {
+        self.post_norms || self.kinds > 1
     }
 
     /// The capacity of the layer table in shared memory.
@@ -366,9 +399,10 @@ impl Shape {
         // work.
         let tiles = products[2].tiles(runs[2]);
         let most = device.sm_count.min(tiles);
-        let tile_heads = (1..=TILE_HEADS).rev().find(|heads| self.group.is_multiple_of(*heads))?;
+        let most_heads = if self.head > MAX_DOUBLE_HEAD { TILE_HEADS / 2 } else { TILE_HEADS };
+        let tile_heads = (1..=most_heads).rev().find(|heads| self.group.is_multiple_of(*heads))?;
         let parts = self.kv_heads * (self.group / tile_heads);
-        // As in the kernel, plus 2 KiB for its static shared memory.
+        // As in the kernel, plus 2 KiB for its static shared memory, and the sines of another kind of attention.
         let rounded = |bytes: usize| bytes.next_multiple_of(128);
         let staged = |product: &Product| match product.packing {
             None => rounded(product.inputs * ELEMENT),
@@ -383,6 +417,13 @@ impl Shape {
             + WARPS * sums * 4
             + rounded(SLOTS.end * 16)
             + rounded(self.table_layers() * size_of::<params::Layer>())
+            + if self.has_extras() {
+                rounded(self.table_layers() * size_of::<params::ExtraLayer>())
+            } else {
+                0
+            }
+            + if self.post_norms { rounded(self.hidden * ELEMENT) } else { 0 }
+            + (self.kinds - 1) * rounded(self.head / 2 * size_of::<[f32; 2]>())
             + self.experts.map_or(0, |experts| {
                 let table = self.table_layers() * size_of::<params::ExpertLayer>();
                 let plain = packing(self.format).map_or(0, |_| rounded(self.hidden * ELEMENT));
@@ -430,6 +471,8 @@ impl Shape {
             ("ROUNDED_LOGITS", usize::from(self.experts.is_some_and(|experts| experts.rounded))),
             ("TABLE_LAYERS", self.table_layers()),
             ("CAUSAL", usize::from(self.causal)),
+            ("KINDS", self.kinds),
+            ("POST_NORMS", usize::from(self.post_norms)),
             ("TILE_HEADS", cut.tile_heads),
             ("PARTS_OF_GROUP", self.group / cut.tile_heads),
             ("SPLITS", cut.splits),
@@ -455,6 +498,11 @@ impl Shape {
         }
         defines.extend(numbers.map(|(name, value)| (name, value.to_string())));
         KernelSpec::of(super::UNIT, "layers", defines).with_shared(cut.shared).launched_together()
+    }
+
+    /// Bytes that blocks exchange after the last layer: the result of its MLP, if that has a norm.
+    pub(super) fn final_exchange(&self) -> usize {
+        if self.post_norms { (self.hidden * ELEMENT).next_multiple_of(256) } else { 0 }
     }
 
     /// Bytes that blocks exchange in a layer (`LAYER_BYTES` of the kernel), and bytes of the attention splits.
@@ -499,6 +547,8 @@ mod tests {
             pairs,
             slots,
             causal: true,
+            kinds: 1,
+            post_norms: false,
         }
     }
 

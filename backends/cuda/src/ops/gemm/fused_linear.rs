@@ -18,7 +18,7 @@ use dsrun_core::{
 use std::ops::Range;
 
 /// The rotary embedding of queries and keys, with the indices of its operands.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::ops) struct RopeParams {
     pub(in crate::ops) pairing: RopePairing,
     pub(in crate::ops) scales: [f32; 2],

@@ -1,0 +1,191 @@
+//! What the layers of the decoder checks are made of.
+
+use dsrun_core::{DType, op::Nonlinearity};
+
+/// What layers are made of.
+pub(super) struct Shape {
+    pub(super) name: &'static str,
+    /// RMS norms, rotary positions and a gated MLP without biases; else layer norms, a plain MLP, and biases.
+    pub(super) llama: bool,
+    pub(super) kv_heads: usize,
+    /// Query heads of each.
+    pub(super) group: usize,
+    /// Elements of a head.
+    pub(super) size: usize,
+    pub(super) hidden: usize,
+    pub(super) inner: usize,
+    /// The name of the format of weights; none: dense, as activations.
+    pub(super) format: Option<&'static str>,
+    /// Whether a token's own key has nearly all the weight, and those before it large values, so that even the few of them that a
+    /// device may take together with it come to as much.
+    pub(super) small_weights: bool,
+    /// Whether the token comes from a table, where there are biases with what a second one has for its position; else it is there.
+    pub(super) embeds: bool,
+    /// If the MLP is a mixture of experts, how many there are and how many a token has.
+    pub(super) experts: Option<[usize; 2]>,
+    /// What the layer has besides, or instead.
+    pub(super) variant: Variant,
+}
+
+pub(super) const SHAPES: [Shape; 6] = [
+    shape("grouped heads of 64", true, [2, 4, 64], [256, 512]).embedding(),
+    shape("grouped heads of 128", true, [2, 2, 128], [512, 384]),
+    shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 256]).embedding(),
+    shape("heads of 128 with keys of their own", false, [2, 1, 128], [384, 512]).embedding(),
+    shape("groups of 16 heads", true, [1, 16, 32], [128, 512]),
+    shape("small weights on large values", false, [4, 1, 64], [256, 256]).with_small_weights(),
+];
+
+/// Heads of sizes that are no power of two, many of a large one, and long rows.
+pub(super) const OTHER_HEADS: [Shape; 7] = [
+    shape("grouped heads of 80", true, [2, 2, 80], [256, 512]),
+    shape("heads of 80 with keys of their own", false, [4, 1, 80], [256, 256]),
+    shape("grouped heads of 96", false, [2, 3, 96], [384, 512]),
+    shape("heads of 96 with keys of their own", true, [2, 1, 96], [256, 384]),
+    shape("groups of 16 heads of 128", true, [1, 16, 128], [128, 512]),
+    shape("tokens of 5120 elements", false, [1, 1, 128], [5120, 128]),
+    shape("an MLP of 20480 elements", false, [1, 1, 128], [128, 20_480]),
+];
+
+pub(super) const INTEGERS: [Shape; 4] = [
+    shape("grouped heads of 64", true, [2, 4, 64], [256, 8192]).of("int4g128_f16"),
+    shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 768]).of("int8"),
+    shape("grouped heads of 128", true, [2, 4, 128], [256, 5632]).of("int4g128_f16"),
+    shape("grouped heads of 128", true, [2, 4, 128], [256, 4608]).of("int8"),
+];
+
+/// Mixtures of experts. Which experts a token has must not hang on a rounding: it has all of them, in an order of its own, or a selection
+/// bias decides, and its weights are still its own.
+pub(super) const EXPERTS: [Shape; 4] = [
+    shape("all of 8 experts", true, [2, 4, 64], [256, 128]).of_experts(8, 8),
+    shape("2 of 16 experts", true, [2, 2, 128], [512, 384]).of_experts(16, 2).embedding(),
+    shape("3 of 40 experts", true, [4, 1, 64], [384, 64]).of_experts(40, 3),
+    shape("one of 8 large experts", true, [1, 2, 64], [128, 14_336]).of_experts(8, 1),
+];
+
+pub(super) const EXPERTS_OF_INTEGERS: [Shape; 3] = [
+    shape("all of 8 experts", true, [2, 4, 64], [256, 256]).of("int4g128_f16").of_experts(8, 8),
+    shape("2 of 16 experts", true, [2, 2, 128], [512, 768]).of("int4g128").of_experts(16, 2).embedding(),
+    shape("one of 8 large experts", true, [2, 2, 64], [256, 14_336]).of("int4g128_f16").of_experts(8, 1),
+];
+
+const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize; 2]) -> Shape {
+    let ([kv_heads, group, size], [hidden, inner]) = (heads, sizes);
+    Shape {
+        name,
+        llama,
+        kv_heads,
+        group,
+        size,
+        hidden,
+        inner,
+        format: None,
+        small_weights: false,
+        embeds: false,
+        experts: None,
+        variant: PLAIN,
+    }
+}
+
+/// What families of models do differently, in layers with RMS norms. Layers have two kinds of attention in turn.
+#[derive(Clone, Copy)]
+pub(super) struct Variant {
+    /// Whether norms precede attention and MLP.
+    pub(super) pre_norms: bool,
+    /// Whether the results of attention and MLP are normalised before they are added.
+    pub(super) post_norms: bool,
+    /// Whether the heads of queries and keys are normalised.
+    pub(super) head_norms: bool,
+    /// Added to the weights of norms.
+    pub(super) weight_offset: f32,
+    /// The window of each kind of attention; 0 for none.
+    pub(super) windows: [u32; 2],
+    /// The base of the rotary embedding of each kind; none where heads are not rotated.
+    pub(super) bases: [Option<f64>; 2],
+    pub(super) softcap: f32,
+    /// The factor with which the embedding is added to itself.
+    pub(super) scale: Option<f32>,
+    /// The activation of the gated MLP.
+    pub(super) function: Nonlinearity,
+}
+
+/// Layers of one kind, as Llama has them.
+const PLAIN: Variant = Variant {
+    pre_norms: true,
+    post_norms: false,
+    head_norms: false,
+    weight_offset: 0.0,
+    windows: [0; 2],
+    bases: [Some(10_000.0); 2],
+    softcap: 0.0,
+    scale: None,
+    function: Nonlinearity::Silu,
+};
+
+/// As Gemma 3 has them.
+const GEMMA: Variant = Variant {
+    post_norms: true,
+    head_norms: true,
+    weight_offset: 1.0,
+    windows: [40, 0],
+    bases: [Some(10_000.0), Some(1_000_000.0)],
+    scale: Some(15.0),
+    function: Nonlinearity::GeluTanh,
+    ..PLAIN
+};
+
+/// Norms after attention and MLP, two kinds of attention, soft caps, and heads of up to 256.
+pub(super) const VARIANTS: [Shape; 8] = [
+    shape("two kinds of attention of 256", true, [2, 2, 256], [512, 384]).with(GEMMA).embedding(),
+    shape("two kinds of attention of 64", true, [1, 3, 64], [192, 512]).with(GEMMA),
+    shape("soft caps", true, [2, 1, 256], [256, 512])
+        .with(Variant { head_norms: false, softcap: 2.0, windows: [17, 0], ..GEMMA })
+        .embedding(),
+    shape("norms after attention and MLP alone", true, [2, 4, 64], [256, 512]).with(Variant {
+        pre_norms: false,
+        weight_offset: 0.0,
+        windows: [100, 0],
+        bases: [Some(10_000.0), None],
+        ..GEMMA
+    }),
+    shape("a window", true, [2, 2, 128], [256, 384]).with(Variant { windows: [33; 2], ..PLAIN }),
+    shape("groups of 16 heads of 256", true, [1, 16, 256], [128, 512]),
+    shape("heads of 192 with keys of their own", false, [2, 1, 192], [384, 512]).embedding(),
+    shape("norms after products by integers", true, [2, 2, 128], [512, 768]).of("int4g128_f16").with(GEMMA),
+];
+
+impl Shape {
+    /// The same with weights of a format.
+    const fn of(self, format: &'static str) -> Self {
+        Self { format: Some(format), ..self }
+    }
+
+    /// The same with weights of attention that are small.
+    const fn with_small_weights(self) -> Self {
+        Self { small_weights: true, ..self }
+    }
+
+    /// The same with so many experts, of which a token has `chosen`.
+    const fn of_experts(self, count: usize, chosen: usize) -> Self {
+        Self { experts: Some([count, chosen]), ..self }
+    }
+
+    /// The same in another variant.
+    const fn with(self, variant: Variant) -> Self {
+        Self { variant, ..self }
+    }
+
+    /// The same, whose token comes from a table.
+    const fn embedding(self) -> Self {
+        Self { embeds: true, ..self }
+    }
+
+    /// What it is called with activations of a type.
+    pub(super) fn named(&self, dtype: DType) -> String {
+        format!(
+            "{}, {dtype}{}",
+            self.name,
+            self.format.map(|format| format!(" by {format}")).unwrap_or_default()
+        )
+    }
+}
