@@ -522,6 +522,14 @@ static FAULTS: &[Fault] = &[
             lasts.for_each(|index| y.set_float(index, 0.0));
         })
     }),
+    run("region_enlarges_capped", |run, stream| match run.call.op {
+        Op::PagedAttention(op) if in_region() && op.softcap > 0.0 => {
+            result(run, stream, "paged_attention", 0, |_, y| {
+                (0..y.count()).for_each(|index| y.set_float(index, y.float(index) * 1.25));
+            })
+        }
+        _ => run.right(stream),
+    }),
     run("region_shifts_windows", |run, stream| match run.call.op {
         Op::PagedAttention(op) if in_region() && op.window > 0 => {
             operand(run, stream, "paged_attention", 5, |_, lengths| {

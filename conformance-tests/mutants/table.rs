@@ -237,6 +237,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "check/replay_decoder_heads",
     ),
     mutant(
+        "region_enlarges_capped",
+        "attention with soft caps gives a quarter more in a region",
+        "check/replay_decoder_large_heads",
+    ),
+    mutant(
         "region_shifts_windows",
         "attention in a region has its window a key too early",
         "check/replay_decoder_variants",

@@ -111,9 +111,15 @@ pub const CHECKS: &[Check] = &[
     ),
     check!(
         "replay_decoder_variants",
-        "a region of decoder layers gives the results of its body with norms after attention and MLP, windows and soft caps",
+        "a region of decoder layers gives the results of its body with norms after attention and MLP, and with windows",
         None,
         decoder::region_of_variants
+    ),
+    check!(
+        "replay_decoder_large_heads",
+        "a region of decoder layers gives the results of its body with heads of more than 128, and with soft caps",
+        None,
+        decoder::region_of_large_heads
     ),
     check!(
         "replay_decoder_integers",

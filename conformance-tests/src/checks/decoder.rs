@@ -30,7 +30,9 @@ use dsrun_core::{
         PagedAttention, RmsNorm, Rope, RopePairing, RouterNorm, RouterScore,
     },
 };
-use shapes::{EXPERTS, EXPERTS_OF_INTEGERS, INTEGERS, OTHER_HEADS, SHAPES, Shape, VARIANTS, Variant};
+use shapes::{
+    EXPERTS, EXPERTS_OF_INTEGERS, INTEGERS, LARGE_HEADS, OTHER_HEADS, SHAPES, Shape, VARIANTS, Variant,
+};
 use std::iter;
 
 const LAYERS: usize = 3;
@@ -436,9 +438,14 @@ pub(super) fn region_of_integer_experts(subject: &Subject) -> Outcome {
     of_shapes(subject, &EXPERTS_OF_INTEGERS)
 }
 
-/// The same with norms after attention and MLP, several kinds of attention, soft caps, and heads of up to 256.
+/// The same with norms after attention and MLP, and with windows.
 pub(super) fn region_of_variants(subject: &Subject) -> Outcome {
     of_shapes(subject, &VARIANTS)
+}
+
+/// The same with heads of more than 128, and with soft caps.
+pub(super) fn region_of_large_heads(subject: &Subject) -> Outcome {
+    of_shapes(subject, &LARGE_HEADS)
 }
 
 /// One check for all would take minutes where a device builds kernels for each. Shapes and types that the device does not run as a

@@ -134,13 +134,9 @@ const GEMMA: Variant = Variant {
     ..PLAIN
 };
 
-/// Norms after attention and MLP, two kinds of attention, soft caps, and heads of up to 256.
-pub(super) const VARIANTS: [Shape; 8] = [
-    shape("two kinds of attention of 256", true, [2, 2, 256], [512, 384]).with(GEMMA).embedding(),
-    shape("two kinds of attention of 64", true, [1, 3, 64], [192, 512]).with(GEMMA),
-    shape("soft caps", true, [2, 1, 256], [256, 512])
-        .with(Variant { head_norms: false, softcap: 2.0, windows: [17, 0], ..GEMMA })
-        .embedding(),
+/// Norms after attention and MLP, and two kinds of attention.
+pub(super) const VARIANTS: [Shape; 4] = [
+    shape("two kinds of attention", true, [1, 3, 64], [192, 512]).with(GEMMA).embedding(),
     shape("norms after attention and MLP alone", true, [2, 4, 64], [256, 512]).with(Variant {
         pre_norms: false,
         weight_offset: 0.0,
@@ -149,9 +145,17 @@ pub(super) const VARIANTS: [Shape; 8] = [
         ..GEMMA
     }),
     shape("a window", true, [2, 2, 128], [256, 384]).with(Variant { windows: [33; 2], ..PLAIN }),
+    shape("norms after products by integers", true, [2, 2, 128], [512, 768]).of("int4g128_f16").with(GEMMA),
+];
+
+/// Heads whose keys and values registers do not hold together.
+pub(super) const LARGE_HEADS: [Shape; 4] = [
+    shape("two kinds of attention with heads of 256", true, [2, 2, 256], [512, 384]).with(GEMMA),
+    shape("soft caps", true, [2, 1, 256], [256, 512])
+        .with(Variant { head_norms: false, softcap: 2.0, windows: [17, 0], ..GEMMA })
+        .embedding(),
     shape("groups of 16 heads of 256", true, [1, 16, 256], [128, 512]),
     shape("heads of 192 with keys of their own", false, [2, 1, 192], [384, 512]).embedding(),
-    shape("norms after products by integers", true, [2, 2, 128], [512, 768]).of("int4g128_f16").with(GEMMA),
 ];
 
 impl Shape {
