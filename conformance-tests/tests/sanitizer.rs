@@ -53,7 +53,7 @@ fn call_of(case: &CallCase) -> ValidCall {
 }
 
 /// The kernels that a case launches; none for a region that the backend leaves to the calls of its body, nor for the ops that CUDA does
-/// not have: latent attention, and activations that are quantised in groups.
+/// not have, whose activations are quantised in groups.
 fn kernels_of(case: &Case) -> BTreeSet<&'static str> {
     let calls = case.calls.iter().filter(|call| !matches!(call.op, Op::AttentionPrepare(_)));
     let specs = |call: &CallCase| match kernel_specs(&call_of(call), &H200) {
@@ -64,7 +64,7 @@ fn kernels_of(case: &Case) -> BTreeSet<&'static str> {
 }
 
 fn may_be_refused(op: &Op) -> bool {
-    matches!(op, Op::Region(_)) || matches!(op.profile(), Some(Profile::LlmMla1 | Profile::LlmQuant2))
+    matches!(op, Op::Region(_)) || op.profile() == Some(Profile::LlmQuant2)
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The CUDA backend of dsrun: every op of `llm-core-1`, `llm-quant-1`, `llm-moe-1` and `llm-dist-1` on NVIDIA GPUs of compute capability 7.5 and up.
+//! The CUDA backend of dsrun: every op of `llm-core-1`, `llm-quant-1`, `llm-moe-1`, `llm-mla-1` and `llm-dist-1` on NVIDIA GPUs of compute capability 7.5 and up.
 //!
 //! # How it is built
 //!

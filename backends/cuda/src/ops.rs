@@ -52,6 +52,7 @@ pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
         Op::GatedActivation(op) => elementwise::gated_activation(op, call),
         Op::Rope(op) => elementwise::rope(op, call),
         Op::KvWrite(_) => cache::kv_write(call),
+        Op::LatentWrite(_) => cache::latent_write(call),
         Op::PageGather(_) => cache::page_gather(call),
         Op::PageScatter(_) => cache::page_scatter(call),
         Op::AttentionPrepare(_) => Ok(KernelPlan::nothing()),
@@ -70,6 +71,7 @@ pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
         Op::MoeGroup(op) => experts::moe_group(op, call),
         Op::GroupedLinear(op) => experts::grouped_linear(op, call, device),
         Op::MoeCombine(op) => experts::moe_combine(op, call),
+        Op::HeadLinear(op) => experts::head_linear(op, call, device),
         Op::AllReduce(_)
         | Op::AllGather(_)
         | Op::ReduceScatter(_)

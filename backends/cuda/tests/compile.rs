@@ -8,6 +8,8 @@
 mod decoder;
 #[path = "compile/experts.rs"]
 mod experts;
+#[path = "compile/latents.rs"]
+mod latents;
 
 use decoder::decoder_calls;
 use dsrun_core::{
@@ -34,6 +36,7 @@ use dsrun_cuda::{
 };
 use dsrun_test_support::{Missing, Requirement, TestResult, test_main};
 use experts::{expert_calls, mixture_calls};
+use latents::latent_calls;
 use std::{collections::HashSet, path::Path};
 
 test_main![
@@ -443,6 +446,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         calls.extend(quantised_calls(dtype));
         calls.extend(attention_calls(dtype));
         calls.extend(expert_calls(dtype));
+        calls.extend(latent_calls(dtype));
     }
     calls.extend(token_calls());
     if capability >= 80 {

@@ -8,7 +8,8 @@
  * A block of 4 warps iterates over its share of the keys. LANES lanes read a key, 8 elements (16 bytes of half precision) each. A
  * warp reads 32 / LANES keys at once and prefetches two such sets, from the cache directly into registers: the KV cache is read
  * once per tile and needs no shared memory. Each group of lanes keeps the running maximum, sum and weighted values of every row;
- * at the end they are merged in shared memory, in a fixed order.
+ * at the end they are merged in shared memory, in a fixed order. With SHARED_VALUES a value is the first elements of its key, which is
+ * read once.
  *
  * With more than one split, blocks write unnormalised results to scratch memory, and the block that finishes last merges them; it
  * also resets the counter of finished blocks to 0. The number of splits of a row depends only on the length of its sequence.
@@ -26,7 +27,8 @@
 #define PARTS (WARPS * KEYS)
 #define KEY_PIECES ((KEY_SIZE + LANES * 8 - 1) / (LANES * 8))
 #define VALUE_PIECES ((VALUE_SIZE + LANES * 8 - 1) / (LANES * 8))
-#define AHEAD (ROWS > 4 ? 2 : 4)
+/* Sets of keys that are prefetched. Of large keys a lane has several pieces, which take its registers. */
+#define AHEAD (KEY_PIECES > 1 ? 1 : ROWS > 4 ? 2 : 4)
 
 /* Minimum number of keys per split. */
 #define SHARE 32
@@ -193,8 +195,8 @@ __device__ void attend(const PlainAttentionParams& p, i64 number, i64 sequence, 
 #pragma unroll
             for (int piece = 0; piece < VALUE_PIECES; ++piece) {
 #pragma unroll
-                for (int i = 0; i < 8; ++i) value[u][piece][i] = 0.0f;
-                if (there[u]) load<K, VALUE_SIZE, CACHE_VECTORS>(value_row, (piece * LANES + mine) * 8, value[u][piece]);
+                for (int i = 0; i < 8; ++i) value[u][piece][i] = SHARED_VALUES ? key[u][piece][i] : 0.0f;
+                if (there[u] && !SHARED_VALUES) load<K, VALUE_SIZE, CACHE_VECTORS>(value_row, (piece * LANES + mine) * 8, value[u][piece]);
             }
         }
         int nearest = (int)(base + warp * KEYS + group);

@@ -43,6 +43,20 @@ __device__ inline i64 count_tiles(const AttentionParams& a, i64 sequences) {
     return tiles;
 }
 
+/* Sets the range of keys that any query of a tile attends to. */
+__device__ inline void bound_keys(const AttentionParams& a, Tile& tile) {
+    tile.from = 0;
+    tile.to = tile.total;
+    int end = tile.position + tile.count;
+    if (MASK == 1) tile.to = end < tile.to ? end : tile.to;
+#if WINDOW
+    i64 earliest = tile.position - a.window + 1, latest = end - 1 + a.window;
+    tile.from = earliest > 0 ? (int)earliest : 0;
+    if (!PAGED && latest < tile.to) tile.to = (int)latest;
+#endif
+    if (PAGED && tile.to > a.table_columns * SLOTS) tile.to = (int)(a.table_columns * SLOTS);
+}
+
 /* The state of a search: `base` is the number of tiles of the sequences already passed. */
 struct Search { i64 base = 0, before = 0; };
 
@@ -82,16 +96,7 @@ __device__ inline bool find_tile(const AttentionParams& a, i64 sequences, int to
             tile.position = tile.before + first;
             tile.kv_head = (int)(head / (u32)a.parts);
             tile.head = (int)(tile.kv_head * a.group + head % (u32)a.parts * HEADS);
-            tile.from = 0;
-            tile.to = tile.total;
-            int end = tile.position + tile.count;
-            if (MASK == 1) tile.to = end < tile.to ? end : tile.to;
-#if WINDOW
-            i64 earliest = tile.position - a.window + 1, latest = end - 1 + a.window;
-            tile.from = earliest > 0 ? (int)earliest : 0;
-            if (!PAGED && latest < tile.to) tile.to = (int)latest;
-#endif
-            if (PAGED && tile.to > a.table_columns * SLOTS) tile.to = (int)(a.table_columns * SLOTS);
+            bound_keys(a, tile);
             return true;
         }
         i64 here = __shfl_sync(0xffffffffu, upto, 31);

@@ -1,5 +1,5 @@
 /*
- * kv_write, page_gather, page_scatter: one thread per element.
+ * kv_write, latent_write, page_gather, page_scatter: one thread per element.
  *
  * A cache is [pages, heads, slots, size] with any strides, the last of which is 1. Grid: (chunks of 256 of a token's or page's
  * elements, tokens or pages up to 65535). Each element is read and written once.
@@ -22,6 +22,23 @@ extern "C" __global__ void kv_write(const __grid_constant__ KvWriteParams p) {
                 u32 j = (u32)(i - p.heads * p.key_size), head = j / (u32)p.value_size, at = j % (u32)p.value_size;
                 value_to[head * p.value_strides.head + at] = narrow<CACHE>(widen(p.value.at(row, j)));
             }
+        }
+    }
+}
+
+extern "C" __global__ void latent_write(const __grid_constant__ LatentWriteParams p) {
+    launch_dependents_and_wait();
+    i64 rows = p.extent.count();
+    const u32 value_size = (u32)p.value_size, rest_size = (u32)p.rest_size, size = value_size + rest_size;
+    FOR_ROWS(row, rows) {
+        i64 place = p.places[row];
+        if (place < 0 || place >= p.pages * p.slots) continue;
+        CACHE* to = p.cache + place / p.slots * p.strides.page + place % p.slots * p.strides.slot;
+        FOR_COLUMNS(i, p.heads * size) {
+            u32 head = (u32)i / size, at = (u32)i % size;
+            float x = at < value_size ? widen(p.value.at(row, head * value_size + at))
+                                      : widen(p.rest.at(row, head * rest_size + at - value_size));
+            to[head * p.strides.head + at] = narrow<CACHE>(x);
         }
     }
 }

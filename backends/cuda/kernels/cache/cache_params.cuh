@@ -38,6 +38,38 @@ static_assert(sizeof(KvWriteParams::key) == 16 && alignof(decltype(KvWriteParams
 static_assert(sizeof(KvWriteParams::value) == 16 && alignof(decltype(KvWriteParams::value)) == 8, "KvWriteParams as in Rust");
 static_assert(sizeof(KvWriteParams::places) == 8 && alignof(decltype(KvWriteParams::places)) == 8, "KvWriteParams as in Rust");
 
+/* Parameters of `latent_write`. */
+struct LatentWriteParams {
+    Extent extent;
+    i64 pages;
+    i64 heads;
+    /* Slots of a page. */
+    i64 slots;
+    i64 value_size;
+    /* Elements behind the value of a head. */
+    i64 rest_size;
+    CACHE* cache;
+    Strides strides;
+    /* New values. */
+    Matrix<const VALUE> value;
+    /* What follows the values in their keys. */
+    Matrix<const REST> rest;
+    /* The slot of each row, counted through all pages. */
+    const int* places;
+};
+static_assert(sizeof(LatentWriteParams) == 184, "LatentWriteParams as in Rust");
+static_assert(sizeof(LatentWriteParams::extent) == 72 && alignof(decltype(LatentWriteParams::extent)) == 8, "LatentWriteParams as in Rust");
+static_assert(sizeof(LatentWriteParams::pages) == 8 && alignof(decltype(LatentWriteParams::pages)) == 8, "LatentWriteParams as in Rust");
+static_assert(sizeof(LatentWriteParams::heads) == 8 && alignof(decltype(LatentWriteParams::heads)) == 8, "LatentWriteParams as in Rust");
+static_assert(sizeof(LatentWriteParams::slots) == 8 && alignof(decltype(LatentWriteParams::slots)) == 8, "LatentWriteParams as in Rust");
+static_assert(sizeof(LatentWriteParams::value_size) == 8 && alignof(decltype(LatentWriteParams::value_size)) == 8, "LatentWriteParams as in Rust");
+static_assert(sizeof(LatentWriteParams::rest_size) == 8 && alignof(decltype(LatentWriteParams::rest_size)) == 8, "LatentWriteParams as in Rust");
+static_assert(sizeof(LatentWriteParams::cache) == 8 && alignof(decltype(LatentWriteParams::cache)) == 8, "LatentWriteParams as in Rust");
+static_assert(sizeof(LatentWriteParams::strides) == 24 && alignof(decltype(LatentWriteParams::strides)) == 8, "LatentWriteParams as in Rust");
+static_assert(sizeof(LatentWriteParams::value) == 16 && alignof(decltype(LatentWriteParams::value)) == 8, "LatentWriteParams as in Rust");
+static_assert(sizeof(LatentWriteParams::rest) == 16 && alignof(decltype(LatentWriteParams::rest)) == 8, "LatentWriteParams as in Rust");
+static_assert(sizeof(LatentWriteParams::places) == 8 && alignof(decltype(LatentWriteParams::places)) == 8, "LatentWriteParams as in Rust");
+
 /* A cache of keys or of values, which is moved page by page. */
 struct PagedCache {
     CACHE* first;

@@ -1,5 +1,8 @@
 /*
- * Work items of grouped_linear: an expert, and up to TOKENS of its assignments.
+ * Work items of grouped_linear and head_linear: an expert, and up to TOKENS of its assignments.
+ *
+ * With HEADS, for head_linear, the experts are SLOTS heads, and every row is assigned to each. Items follow from the number of rows.
+ * Behind its inputs, and behind its outputs, a head has REST elements, which `copy_rest` copies.
  *
  * With DIRECT an item is one assignment, whose expert is read from `experts`; used when there are so few assignments that hardly
  * two share an expert. Otherwise items are counted along the tables of moe_group: every warp adds up the items of 32 experts at a
@@ -11,9 +14,29 @@
 struct Item {
     /* The expert's index on this device; negative if there is none. */
     int expert;
-    /* The first index in `order`, and the number of assignments. */
+    /* The first index in `order`, or the first row of a head, and the number of assignments. */
     int begin, count;
 };
+
+#if HEADS
+/* The number of a head's items. */
+__device__ inline int items_of_head(int all) { return (all / SLOTS + TOKENS - 1) / TOKENS; }
+
+/* The number of items of a step with `all` assignments. */
+__device__ inline int count_items(const GroupedLinearParams&, int all) { return SLOTS * items_of_head(all); }
+
+/* Item `number` of a step with `all` assignments. The items of a head are consecutive. */
+__device__ inline Item find_item(const GroupedLinearParams& p, int number, int all) {
+    if (number >= count_items(p, all)) return {-1, 0, 0};
+    const int head = number / items_of_head(all), begin = number % items_of_head(all) * TOKENS, left = all / SLOTS - begin;
+    return {head, begin, left < TOKENS ? left : TOKENS};
+}
+
+/* Assignment `i` of an item, or -1 if the item has fewer. */
+__device__ inline int assignment_of(const GroupedLinearParams&, const Item& item, int i, int) {
+    return i < item.count ? (item.begin + i) * SLOTS + item.expert : -1;
+}
+#else
 
 /* The local index of an assignment's expert, or -1. */
 __device__ inline int expert_of(const GroupedLinearParams& p, int assignment) {
@@ -97,13 +120,24 @@ __device__ inline int assignment_of(const GroupedLinearParams& p, const Item& it
     return expert_of(p, assignment) == item.expert ? assignment : -1;
 #endif
 }
+#endif
 
 /* The inputs of an assignment: those of its token, or a separate row. */
 __device__ inline const X* inputs_of(const GroupedLinearParams& p, int assignment) {
-    return p.x.row(assignment / SLOTS) + (PER_SLOT ? assignment % SLOTS * p.inputs : 0);
+    return p.x.row(assignment / SLOTS) + (PER_SLOT ? assignment % SLOTS * (p.inputs + REST) : 0);
 }
 
 /* The outputs of an assignment. */
 __device__ inline Y* outputs_of(const GroupedLinearParams& p, int assignment) {
-    return p.y.row(assignment / SLOTS) + assignment % SLOTS * p.outputs;
+    return p.y.row(assignment / SLOTS) + assignment % SLOTS * (p.outputs + REST);
+}
+
+/* Copies what is behind the inputs of an item's heads behind their outputs. `threads` threads call, each with its number. */
+__device__ inline void copy_rest(const GroupedLinearParams& p, const Item& item, int thread, int threads, int all) {
+#if REST
+    for (int i = thread; i < item.count * REST; i += threads) {
+        const int assignment = assignment_of(p, item, i / REST, all), at = i % REST;
+        outputs_of(p, assignment)[p.outputs + at] = narrow<Y>(widen(inputs_of(p, assignment)[p.inputs + at]));
+    }
+#endif
 }

@@ -1,5 +1,5 @@
 /*
- * grouped_linear on CUDA cores: any activations, any weights, every device.
+ * grouped_linear and head_linear on CUDA cores: any activations, any weights, every device.
  *
  * A warp owns 8 rows of an expert's weight, four lanes each, and TOKENS of its assignments; a block has 4 warps. A lane loads 16
  * bytes of its row at a time (for packed integers, weight/packing.rs says which columns those are) and the activations for them,
@@ -29,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) grouped_linear_plain(co
             if (DIRECT) continue;
             return;
         }
+        if (blockIdx.x == 0) copy_rest(p, item, threadIdx.x, WARPS * 32, all);
         const i64 first = item.expert * p.outputs, aligned = FORMAT >= FORMAT_PACKED ? first / 8 * 8 : first;
         const i64 row = aligned + ((i64)blockIdx.x * WARPS + threadIdx.x / 32) * 8 + lane / 4;
         if (row - lane / 4 >= first + p.outputs) continue;

@@ -141,6 +141,7 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
             }
         }
         if (item.expert < 0) continue;
+        if (unit % tiles == 0) copy_rest(p, item, threadIdx.x, WARPS * 32, all);
         float sums[TILES][4] = {};
         for (int segment = 0; segment < SEGMENTS; ++segment) {
 #if SUMMED

@@ -1,5 +1,5 @@
 /*
- * grouped_linear for many assignments on tensor cores (mma.m16n8k16, sm_80 and up): f16 or bf16 activations, dense weights of the
+ * grouped_linear and head_linear for many assignments on tensor cores (mma.m16n8k16, sm_80 and up): f16 or bf16 activations, dense weights of the
  * same type or packed integers.
  *
  * A block of 8 warps owns TOKENS assignments of an expert by 128 rows of its weight; a warp owns half of the assignments by 32
@@ -151,6 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_tiles(co
     for (int number = blockIdx.y; number < p.items; number += gridDim.y) {
         const Item item = find_item(p, number, all);
         if (item.expert < 0) return;
+        if (blockIdx.x == 0) copy_rest(p, item, threadIdx.x, THREADS, all);
         /* The expert's first row, the tile's first row, and the end of the expert's rows. */
         const i64 own = item.expert * p.outputs, end = own + p.outputs;
         const i64 first = (FORMAT >= FORMAT_PACKED ? own / 8 * 8 : own) + (i64)blockIdx.x * RESULTS;

@@ -122,6 +122,15 @@ const UNITS: &[Unit] = &[
         "attention/token.cuh"
     ),
     unit!(
+        "attention/latent.cu",
+        "mma.cuh",
+        "matrices.cuh",
+        "copies.cuh",
+        "attention/params.cuh",
+        "attention/latent_params.cuh",
+        "attention/prompt.cuh"
+    ),
+    unit!(
         "attention/decode_even.cu",
         "mma.cuh",
         "copies.cuh",

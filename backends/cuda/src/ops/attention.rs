@@ -1,7 +1,9 @@
 //! Attention, paged and unpaged: both run a general kernel for short sequences, followed by a prefill kernel if prefills
-//! are possible. In paged attention with prefills, sequences of one token run on the decode kernel of [`super::decode`].
+//! are possible. In paged attention with prefills, sequences of one token run on the decode kernel of [`super::decode`]. Large keys
+//! that begin with their values, the latents of multi-head latent attention, have kernels of their own: [`super::latent`].
 
 mod decode;
+mod latent;
 mod params;
 mod prefill;
 mod quantised;
@@ -34,7 +36,10 @@ use std::sync::Arc;
 /// The maximum number of rows (queries times query heads) of a tile: they are in registers.
 const MAX_ROWS: usize = 8;
 /// The largest head size: the accumulators are in registers and shared memory.
-const MAX_HEAD: usize = 256;
+const MAX_HEAD: usize = 1024;
+/// The same for heads of more than [`LONG_HEAD`] elements.
+const MAX_ROWS_OF_LONG: usize = 2;
+const LONG_HEAD: usize = 256;
 /// The maximum number of splits of a sequence's keys.
 const MAX_SPLITS: usize = 32;
 /// Threads of a block.
@@ -63,9 +68,10 @@ impl TileConfig {
     /// Sequences of at least `prompt` queries run on the prefill kernel, if given.
     fn new(kinds: &Kinds, prompt: Option<usize>) -> Self {
         let (group, tokens, sequences) = (kinds.group(), kinds.tokens, kinds.sequences);
-        let heads = (1..=MAX_ROWS.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
+        let most = if kinds.key_size.max(kinds.value_size) > LONG_HEAD { MAX_ROWS_OF_LONG } else { MAX_ROWS };
+        let heads = (1..=most.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
         // At most one token per sequence: larger tiles would be mostly empty.
-        let in_tile = if tokens <= sequences { 1 } else { (MAX_ROWS / heads).max(1) };
+        let in_tile = if tokens <= sequences { 1 } else { (most / heads).max(1) };
         let mut tiles = tokens.min((tokens / in_tile).saturating_add(sequences));
         if let Some(prompt) = prompt {
             tiles = tiles.min(sequences.saturating_mul((prompt - 1).div_ceil(in_tile)));
@@ -128,6 +134,8 @@ struct Kinds {
     cache: DType,
     key_size: usize,
     value_size: usize,
+    /// Whether the value of a key is its first elements.
+    shared_values: bool,
     /// Slots of a page; 1 without pages.
     slots: usize,
     scale: f32,
@@ -197,6 +205,7 @@ fn spec(kinds: &Kinds, cut: &TileConfig, prompt: Option<usize>, singles: bool) -
         ("FEWEST", (if singles { 2 } else { 1 }).to_string()),
         ("QUERY_VECTORS", kinds.query_vectors.to_string()),
         ("CACHE_VECTORS", kinds.cache_vectors.to_string()),
+        ("SHARED_VALUES", kinds.shared_values.to_string()),
     ];
     defines.extend(kinds.defines());
     Ok(KernelSpec::of("attention/attention.cu", "attention", defines))
@@ -279,16 +288,19 @@ fn recipe(
     })
 }
 
+/// The cache of values: an operand of its own, or the first elements of the keys.
+fn values_of(op: &PagedAttention, call: &CallDesc) -> Result<TensorDesc> {
+    if op.value_size == 0 {
+        return Ok(operand(call, 2)?.clone());
+    }
+    let mut values = operand(call, 1)?.clone();
+    values.shape[3] = op.value_size as usize;
+    Ok(values)
+}
+
 pub(super) fn paged(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
-    if op.value_size > 0 {
-        let message =
-            format!("is {}, but CUDA has no attention over values that are parts of keys", op.value_size);
-        return Err(Error::unsupported(message).at("value_size"));
-    }
-    if let Some(plan) = decode::plan(op, call, device)? {
-        return Ok(plan);
-    }
-    let (query, keys, values) = (operand(call, 0)?, operand(call, 1)?, operand(call, 2)?);
+    let (query, keys) = (operand(call, 0)?, operand(call, 1)?);
+    let values = values_of(op, call)?;
     let (key_size, value_size) = (keys.shape[3], values.shape[3]);
     result(call, 1)?;
     let kinds = Kinds {
@@ -300,6 +312,7 @@ pub(super) fn paged(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) -
         cache: keys.dtype,
         key_size,
         value_size,
+        shared_values: op.value_size > 0,
         slots: keys.shape[2],
         scale: op.scale,
         softcap: op.softcap,
@@ -307,11 +320,17 @@ pub(super) fn paged(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) -
         mask: op.mask,
         paged: true,
         query_vectors: vectors(query, key_size),
-        cache_vectors: vectors(keys, key_size) && vectors(values, value_size),
-        cache_even: head_stride(keys).is_some() && head_stride(values).is_some(),
+        cache_vectors: vectors(keys, key_size) && vectors(&values, value_size),
+        cache_even: head_stride(keys).is_some() && head_stride(&values).is_some(),
         result_vectors: result(call, 0)?.strides[0].is_multiple_of(8),
         alibi: call.tensor(8).is_some(),
     };
+    if let Some(plan) = latent::plan(op, &kinds, device)? {
+        return Ok(plan);
+    }
+    if let Some(plan) = decode::plan(op, call, device)? {
+        return Ok(plan);
+    }
     // Four blocks of 128 threads per SM keep enough loads in flight.
     let wanted = device.sm_count * 4;
     let splits = |cut: &TileConfig| wanted.div_ceil(cut.blocks().max(1)).clamp(1, MAX_SPLITS);
@@ -321,7 +340,7 @@ pub(super) fn paged(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) -
         launch(&Args {
             params: AttentionParams::paged(&op, frame, frame.result(0)?, Some(frame.result(1)?))?,
             keys: frame.tensor(1)?,
-            values: frame.tensor(2)?,
+            values: frame.optional(2).unwrap_or(frame.tensor(1)?),
             workspace: frame.workspace,
             persistent: frame.persistent,
         })
@@ -341,6 +360,7 @@ pub(super) fn unpaged(op: &Attention, call: &CallDesc, device: &DeviceSpec) -> R
         cache: key.dtype,
         key_size,
         value_size,
+        shared_values: false,
         slots: 1,
         scale: op.scale,
         softcap: op.softcap,
@@ -387,6 +407,7 @@ mod tests {
             cache: DType::F16,
             key_size: 64,
             value_size: 64,
+            shared_values: false,
             slots: 16,
             scale: 0.1,
             softcap: 0.0,

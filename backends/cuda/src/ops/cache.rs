@@ -14,6 +14,7 @@ use crate::{
     },
 };
 use dsrun_core::{Result, kernels::CallDesc};
+use std::fmt::Display;
 
 kernel_struct! {
     /// Parameters of `kv_write`.
@@ -33,6 +34,28 @@ kernel_struct! {
         key: MatrixParams = "Matrix<const KEY>",
         /// New values.
         value: MatrixParams = "Matrix<const VALUE>",
+        /// The slot of each row, counted through all pages.
+        places: Pointer = "const int*",
+    }
+}
+
+kernel_struct! {
+    /// Parameters of `latent_write`.
+    struct LatentWriteParams {
+        extent: ExtentParams = "Extent",
+        pages: i64 = "i64",
+        heads: i64 = "i64",
+        /// Slots of a page.
+        slots: i64 = "i64",
+        value_size: i64 = "i64",
+        /// Elements behind the value of a head.
+        rest_size: i64 = "i64",
+        cache: Pointer = "CACHE*",
+        strides: Strides = "Strides",
+        /// New values.
+        value: MatrixParams = "Matrix<const VALUE>",
+        /// What follows the values in their keys.
+        rest: MatrixParams = "Matrix<const REST>",
         /// The slot of each row, counted through all pages.
         places: Pointer = "const int*",
     }
@@ -78,6 +101,7 @@ kernel_struct! {
 pub(super) fn params_header() -> (String, String) {
     let declarations = [
         declaration::<KvWriteParams>(),
+        declaration::<LatentWriteParams>(),
         declaration::<PagedCache>(),
         declaration::<PageGatherParams>(),
         declaration::<PageScatterParams>(),
@@ -98,9 +122,7 @@ pub(super) fn strides(tensor: &Bound) -> [u64; 3] {
 }
 
 pub(super) fn kv_write(call: &CallDesc) -> Result<KernelPlan> {
-    let types: [(_, &dyn std::fmt::Display); 3] =
-        [("CACHE", &type_of(call, 0)?), ("KEY", &type_of(call, 2)?), ("VALUE", &type_of(call, 3)?)];
-    let spec = KernelSpec::new("cache/cache.cu", "kv_write", types);
+    let spec = spec("kv_write", [type_of(call, 0)?, type_of(call, 2)?, type_of(call, 3)?, "f32"]);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (keys, values) = (frame.result(0)?, frame.result(1)?);
         let (key, value, slots) = (frame.tensor(2)?, frame.tensor(3)?, frame.tensor(4)?);
@@ -125,17 +147,43 @@ pub(super) fn kv_write(call: &CallDesc) -> Result<KernelPlan> {
     }))
 }
 
+pub(super) fn latent_write(call: &CallDesc) -> Result<KernelPlan> {
+    let [cache, value, rest] = [type_of(call, 0)?, type_of(call, 1)?, type_of(call, 2)?];
+    let spec = spec("latent_write", [cache, "f32", value, rest]);
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
+        let cache = frame.result(0)?;
+        let (value, rest, slots) = (frame.tensor(1)?, frame.tensor(2)?, frame.tensor(3)?);
+        let (rows, heads) = (value.size(0), cache.size(1));
+        let params = LatentWriteParams {
+            extent: ExtentParams::of(rows, &[value, rest, slots]),
+            pages: cache.size(0) as i64,
+            heads: heads as i64,
+            slots: cache.size(2) as i64,
+            value_size: (value.size(1) / heads.max(1)) as i64,
+            rest_size: (rest.size(1) / heads.max(1)) as i64,
+            cache: cache.address,
+            strides: Strides::of(cache),
+            value: MatrixParams::of(value),
+            rest: MatrixParams::of(rest),
+            places: slots.address,
+        };
+        Ok(LaunchOp::kernel(function, plane(rows, heads * cache.size(3)), THREADS, &params))
+    }))
+}
+
 fn page_elements(cache: &Bound) -> usize {
     cache.size(1) * cache.size(2) * cache.size(3)
 }
 
-fn spec(call: &CallDesc, entry: &'static str) -> Result<KernelSpec> {
-    let name = type_of(call, 0)?;
-    Ok(KernelSpec::new("cache/cache.cu", entry, [("CACHE", &name), ("KEY", &name), ("VALUE", &name)]))
+/// A kernel for a cache, keys, values and the rests of keys of these types.
+fn spec(entry: &'static str, [cache, key, value, rest]: [&'static str; 4]) -> KernelSpec {
+    let types: [(_, &dyn Display); 4] =
+        [("CACHE", &cache), ("KEY", &key), ("VALUE", &value), ("REST", &rest)];
+    KernelSpec::new("cache/cache.cu", entry, types)
 }
 
 pub(super) fn page_gather(call: &CallDesc) -> Result<KernelPlan> {
-    Ok(KernelPlan::of_one(spec(call, "page_gather")?, move |frame, function| {
+    Ok(KernelPlan::of_one(spec("page_gather", [type_of(call, 0)?; 4]), move |frame, function| {
         let (cache, index, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
         let params = PageGatherParams {
             extent: ExtentParams::of(y.size(0), &[index, y]),
@@ -148,7 +196,7 @@ pub(super) fn page_gather(call: &CallDesc) -> Result<KernelPlan> {
 }
 
 pub(super) fn page_scatter(call: &CallDesc) -> Result<KernelPlan> {
-    Ok(KernelPlan::of_one(spec(call, "page_scatter")?, move |frame, function| {
+    Ok(KernelPlan::of_one(spec("page_scatter", [type_of(call, 0)?; 4]), move |frame, function| {
         let (cache, x, index) = (frame.result(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let params = PageScatterParams {
             extent: ExtentParams::of(x.size(0), &[x, index]),

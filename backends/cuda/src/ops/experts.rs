@@ -1,5 +1,6 @@
 //! Mixture of experts: the router, the grouping of assignments, the linear layers of experts and the weighted sum.
 
+mod heads;
 mod linear;
 mod mixture;
 mod router;
@@ -23,6 +24,7 @@ use dsrun_core::{
 };
 use std::fmt::Display;
 
+pub(super) use heads::head_linear;
 pub(super) use linear::grouped_linear;
 pub(super) use mixture::{Mixture, region};
 pub(super) use router::{RouteRule, RouterKernel, RouterVectors, moe_route};

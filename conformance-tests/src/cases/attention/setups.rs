@@ -220,6 +220,24 @@ pub(super) fn setups() -> Vec<Setup> {
             shared_values: true,
             ..new("shared_values_576", &[(1, 33), (3, 5)], [8, 1, 576])
         },
+        // Enough keys that some kernels split them, heads that fill tiles of several sizes, and prompts.
+        Setup {
+            value_size: 512,
+            shared_values: true,
+            ..new("shared_values_576_long", &[(1, 700), (1, 33), (1, 2)], [16, 1, 576])
+        },
+        Setup {
+            value_size: 512,
+            shared_values: true,
+            sinks: true,
+            ..new("shared_values_576_many_heads", &[(1, 150), (1, 300)], [128, 1, 576])
+        },
+        Setup {
+            value_size: 512,
+            shared_values: true,
+            window: 70,
+            ..new("shared_values_576_prompts", &[(40, 90), (1, 300), (0, 0), (7, 20)], [20, 1, 576])
+        },
         Setup {
             value_size: 64,
             shared_values: true,

@@ -8,7 +8,10 @@ use crate::{
     },
     ops::{
         KernelPlan,
-        attention::params::{AttentionParams, DecodeEvenParams, DecodeParams, QuantisedRows},
+        attention::{
+            params::{AttentionParams, DecodeEvenParams, DecodeParams, QuantisedRows},
+            values_of,
+        },
         frame::{Bound, Frame},
         operand, result, type_name,
     },
@@ -197,7 +200,7 @@ impl Decode {
         device: &DeviceSpec,
         singles: bool,
     ) -> Result<Option<Self>> {
-        let (query, keys, values) = (operand(call, 0)?, operand(call, 1)?, operand(call, 2)?);
+        let (query, keys, values) = (operand(call, 0)?, operand(call, 1)?, values_of(op, call)?);
         let (tokens, sequences) = (query.shape[0], operand(call, 3)?.shape[0]);
         let (key_size, value_size) = (keys.shape[3], values.shape[3]);
         let takes = device.capability >= 80
@@ -207,7 +210,7 @@ impl Decode {
             && (8..=MAX_HEAD).contains(&value_size)
             && vectors(query, key_size)
             && vectors(keys, key_size)
-            && vectors(values, value_size)
+            && vectors(&values, value_size)
             && keys.shape[2] > 0
             && op.mask != AttentionMask::Explicit;
         if !takes || (if singles { sequences } else { tokens }) > MAX_GRID {

@@ -106,6 +106,17 @@ kernel_struct! {
 }
 
 kernel_struct! {
+    /// Parameters of `latent` and `latent_combine`.
+    pub(super) struct LatentParams {
+        pub(super) attention: AttentionParams = "AttentionParams",
+        /// The maximum number of splits of a tile's keys.
+        pub(super) splits: i64 = "i64",
+        /// Unnormalised results of splits.
+        pub(super) partial: Pointer = "float*",
+    }
+}
+
+kernel_struct! {
     /// Parameters of `prompt_wgmma`.
     pub(super) struct PromptWgmmaParams {
         pub(super) query_map: TensorMap = "TensorMap",
@@ -125,6 +136,7 @@ pub(in crate::ops) fn params_headers() -> Vec<(String, String)> {
         params_header("attention/attention", &[declaration::<PlainAttentionParams>()]),
         params_header("attention/decode", &[declaration::<QuantisedRows>(), declaration::<DecodeParams>()]),
         params_header("attention/decode_even", &[declaration::<DecodeEvenParams>()]),
+        params_header("attention/latent", &[declaration::<LatentParams>()]),
         params_header("attention/prompt_wgmma", &[declaration::<PromptWgmmaParams>()]),
     ]
 }
@@ -137,7 +149,8 @@ fn group(query_heads: u32, kv_heads: u32) -> i64 {
 impl AttentionParams {
     /// Paged attention with one tile per KV head, written to `y` and, if needed, the log-sum-exp of the scores.
     pub(super) fn paged(op: &PagedAttention, frame: &Frame, y: &Bound, log: Option<&Bound>) -> Result<Self> {
-        let (query, keys, values) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
+        let (query, keys) = (frame.tensor(0)?, frame.tensor(1)?);
+        let values = frame.optional(2).unwrap_or(keys);
         let (start, length, total) = (frame.tensor(3)?, frame.tensor(4)?, frame.tensor(5)?);
         let (table, mask) = (frame.tensor(6)?, frame.optional(10));
         let of_tokens: Vec<&Bound> = [query, y].into_iter().chain(log).chain(mask).collect();

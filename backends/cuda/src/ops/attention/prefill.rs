@@ -27,11 +27,13 @@ use crate::{
 use dsrun_core::{DType, Result};
 use std::sync::Arc;
 
+/// The largest head size: the sums of a row are in registers.
+const MAX_HEAD: usize = 256;
 /// The minimum number of queries of a prefill. Fewer would fill too little of a tile.
 const PROMPT: usize = 16;
 /// In a call planned for one sequence and at least this many rows, the sequence always runs as a prefill: a call planned for so
 /// many rows usually has many, and then a single launch suffices.
-const LONE: usize = 64;
+pub(super) const LONE: usize = 64;
 
 /// Rows of a tile of `prompt_wgmma`, and keys per iteration.
 const WGMMA_ROWS: usize = 128;
@@ -80,7 +82,7 @@ impl Prompts {
         let half = kinds.query == DType::F16 || (kinds.query == DType::BF16 && device.capability >= 80);
         let fits = half && kinds.query == kinds.cache && kinds.query_vectors && kinds.cache_vectors;
         let largest = kinds.key_size.max(kinds.value_size);
-        if !(any && fits && largest <= super::MAX_HEAD && kinds.scale > 0.0) {
+        if !(any && fits && largest <= MAX_HEAD && kinds.scale > 0.0) {
             return Ok(None);
         }
         let way = KernelKind::choose(kinds, device);

@@ -38,36 +38,36 @@ use std::fmt::Display;
 
 kernel_struct! {
     /// Parameters of the kernels for linear layers of experts.
-    struct GroupedLinearParams {
-        extent: ExtentParams = "Extent",
-        x: MatrixParams = "Matrix<const X>",
-        weight: WeightParams = "Weight",
-        experts: MatrixParams = "Matrix<const int>",
+    pub(super) struct GroupedLinearParams {
+        pub(super) extent: ExtentParams = "Extent",
+        pub(super) x: MatrixParams = "Matrix<const X>",
+        pub(super) weight: WeightParams = "Weight",
+        pub(super) experts: MatrixParams = "Matrix<const int>",
         /// The bias of the weight's rows; may be null.
-        bias: Pointer = "const BIAS*",
+        pub(super) bias: Pointer = "const BIAS*",
         /// The weight and the bias of the up projection; absent without a gate.
-        other: WeightParams = "Weight",
-        other_bias: Pointer = "const BIAS*",
+        pub(super) other: WeightParams = "Weight",
+        pub(super) other_bias: Pointer = "const BIAS*",
         /// The weights of slots whose products are summed; absent otherwise.
-        factors: MatrixParams = "Matrix<const float>",
+        pub(super) factors: MatrixParams = "Matrix<const float>",
         /// The tables of `moe_group`; absent if each assignment is an item.
-        order: MatrixParams = "Matrix<const int>",
-        starts: Pointer = "const int*",
-        y: MatrixParams = "Matrix<Y>",
+        pub(super) order: MatrixParams = "Matrix<const int>",
+        pub(super) starts: Pointer = "const int*",
+        pub(super) y: MatrixParams = "Matrix<Y>",
         /// Inputs and outputs of an expert.
-        inputs: i64 = "i64",
-        outputs: i64 = "i64",
+        pub(super) inputs: i64 = "i64",
+        pub(super) outputs: i64 = "i64",
         /// Outputs, including those of neighbouring experts in the same units of packed rows.
-        covered: i64 = "i64",
+        pub(super) covered: i64 = "i64",
         /// Experts of the device, and the index of the first.
-        count: i64 = "i64",
-        first_expert: i64 = "i64",
+        pub(super) count: i64 = "i64",
+        pub(super) first_expert: i64 = "i64",
         /// The maximum number of items.
-        items: i64 = "i64",
+        pub(super) items: i64 = "i64",
         /// The upper limit of the gate and of the magnitude of up; 0 for none.
-        limit: f32 = "float",
+        pub(super) limit: f32 = "float",
         /// Added to up.
-        up_offset: f32 = "float",
+        pub(super) up_offset: f32 = "float",
     }
 }
 
@@ -106,35 +106,37 @@ const STEPS: usize = 6;
 const RESERVED: usize = 1024;
 
 /// The properties of a call by which its kernel is chosen.
-struct Shape {
-    rows: usize,
-    slots: usize,
+pub(super) struct Shape {
+    pub(super) rows: usize,
+    pub(super) slots: usize,
     /// Experts of the device.
-    count: usize,
+    pub(super) count: usize,
     /// Outputs and inputs of an expert.
-    outputs: usize,
-    inputs: usize,
-    x: DType,
-    format: WeightFormat,
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) x: DType,
+    pub(super) format: WeightFormat,
     /// Elements from row to row of the activations.
-    x_stride: usize,
+    pub(super) x_stride: usize,
+    /// For `head_linear`, whose heads are experts with all rows: the elements behind the inputs of a head.
+    pub(super) rest: Option<usize>,
 }
 
 /// How the work of a call is divided among blocks.
-struct Division {
+pub(super) struct Division {
     entry: &'static str,
     unit: &'static str,
     /// Assignments of an item.
-    rows: usize,
-    threads: usize,
+    pub(super) rows: usize,
+    pub(super) threads: usize,
     /// Outputs of a block.
     outputs: usize,
-    kind: Kind,
+    pub(super) kind: Kind,
 }
 
 /// The kind of kernel, by how the warps of a block divide its work.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Plain,
     /// `split` warps share a tile, with ring buffers of `stages` steps; `blocks` blocks share an SM.
     Streamed {
@@ -157,7 +159,7 @@ impl Division {
     }
 
     /// The grid for this many items, with tiles that cover this many outputs.
-    fn grid(&self, items: usize, outputs: usize, device: &DeviceSpec) -> [usize; 3] {
+    pub(super) fn grid(&self, items: usize, outputs: usize, device: &DeviceSpec) -> [usize; 3] {
         let tiles = outputs.div_ceil(self.outputs);
         match self.kind {
             Kind::Streamed { blocks, .. } => [evenly(items * tiles, blocks * device.sm_count), 1, 1],
@@ -203,12 +205,13 @@ impl Shape {
             && self.inputs > 0
             && self.inputs.is_multiple_of(8)
             && self.x_stride.is_multiple_of(8)
+            && self.rest.is_none_or(|rest| rest.is_multiple_of(8) && self.outputs > 0)
             && self.outputs.max(self.inputs) < 1 << 28
     }
 
     /// Whether each assignment is an item, because hardly two of them share an expert.
     fn is_direct(&self) -> bool {
-        is_direct(self.rows, self.slots, self.count)
+        self.rest.is_none() && is_direct(self.rows, self.slots, self.count)
     }
 
     /// Columns of a step of a warp on tensor cores.
@@ -217,16 +220,20 @@ impl Shape {
     }
 
     /// Outputs of an expert, including those of neighbouring experts in the same units of packed rows.
-    fn covered_outputs(&self) -> usize {
+    pub(super) fn covered_outputs(&self) -> usize {
         let whole = self.packing().is_none() || self.outputs.is_multiple_of(UNIT);
         if whole { self.outputs } else { self.outputs + UNIT - 1 }
     }
 
-    fn division(&self, form: Form, device: &DeviceSpec) -> Division {
+    pub(super) fn division(&self, form: Form, device: &DeviceSpec) -> Division {
         let gated = form.gate().is_some();
         let all = self.rows * self.slots;
-        // Twice the average number of assignments per expert, so that few experts have several items.
-        let wanted = if self.is_direct() { 1 } else { (2 * all).div_ceil(self.count).max(1) };
+        let wanted = match self.rest {
+            Some(_) => self.rows.max(1),
+            None if self.is_direct() => 1,
+            // Twice the average number of assignments per expert, so that few experts have several items.
+            None => (2 * all).div_ceil(self.count).max(1),
+        };
         if !self.multiplies(device) {
             let rows = wanted.next_power_of_two().min(PLAIN_ROWS);
             return Division {
@@ -277,10 +284,54 @@ impl Shape {
     }
 
     /// The maximum number of items with this many assignments each.
-    fn items(&self, rows: usize) -> usize {
+    pub(super) fn items(&self, rows: usize) -> usize {
         let all = self.rows * self.slots;
-        // Each expert has at most one item that is not full.
-        if self.is_direct() { all } else { all.min(all / rows + self.count) }
+        match self.rest {
+            Some(_) => self.count * self.rows.div_ceil(rows),
+            None if self.is_direct() => all,
+            // Each expert has at most one item that is not full.
+            None => all.min(all / rows + self.count),
+        }
+    }
+
+    /// The kernel of a division of work, for results and biases of these types. With `per_slot` each slot has its own inputs.
+    pub(super) fn spec(
+        &self,
+        division: &Division,
+        form: Form,
+        [y, bias]: [DType; 2],
+        per_slot: bool,
+    ) -> Result<KernelSpec> {
+        let gate = form.gate();
+        let vector = match self.format {
+            WeightFormat::Dense(dtype) => (16 / dtype.bytes()).max(16 / self.x.bytes()),
+            _ => 1,
+        };
+        let vectors = [self.x_stride, self.inputs, self.rest.unwrap_or(0)]
+            .iter()
+            .all(|size| size.is_multiple_of(vector));
+        let defines: [(_, &dyn Display); 16] = [
+            ("X", &type_name(self.x)?),
+            ("Y", &type_name(y)?),
+            ("BIAS", &type_name(bias)?),
+            ("FORMAT", &format_name(self.format)?),
+            ("SLOTS", &self.slots),
+            ("PER_SLOT", &i32::from(per_slot)),
+            ("DIRECT", &i32::from(self.is_direct())),
+            ("HEADS", &i32::from(self.rest.is_some())),
+            ("REST", &self.rest.unwrap_or(0)),
+            ("TOKENS", &division.rows),
+            ("HALF", &i32::from(self.x == DType::F16)),
+            ("X_VECTORS", &i32::from(vectors)),
+            ("WHOLE", &i32::from(self.inputs.is_multiple_of(self.step()))),
+            ("GATED", &i32::from(gate.is_some())),
+            ("SUMMED", &i32::from(matches!(form, Form::Summed))),
+            ("FUNCTION", &(gate.map_or(Nonlinearity::Relu, |gate| gate.function) as u32)),
+        ];
+        let mut spec = KernelSpec::new(division.unit, division.entry, defines)
+            .with_shared(division.shared(self.stage()));
+        spec.defines.extend(division.defines(self.packing()));
+        Ok(spec)
     }
 
     /// Bytes of a step of a ring.
@@ -350,7 +401,7 @@ pub(super) fn summed_product(
 
 /// How a launch combines its products.
 #[derive(Clone, Copy)]
-enum Form {
+pub(super) enum Form {
     Plain,
     /// Two products are combined by a gated activation.
     Gated(GatedActivation),
@@ -388,7 +439,7 @@ fn product(
     let (count, inputs) = (op.count as usize, weight.columns());
     let outputs = weight.rows() / count.max(1);
     let (format, x_stride) = (weight.format, x.strides[0]);
-    let shape = Shape { rows, slots, count, outputs, inputs, x: x.dtype, format, x_stride };
+    let shape = Shape { rows, slots, count, outputs, inputs, x: x.dtype, format, x_stride, rest: None };
     let per_slot = x.shape[1] != inputs;
     let takes = match form {
         Form::Plain => true,
@@ -405,30 +456,8 @@ fn product(
     let summed = matches!(form, Form::Summed);
     let (division, direct) = (shape.division(form, device), shape.is_direct());
     let items = if summed { 1 } else { shape.items(division.rows) };
-    let vector = match format {
-        WeightFormat::Dense(dtype) => (16 / dtype.bytes()).max(16 / x.dtype.bytes()),
-        _ => 1,
-    };
-    let bias = call.tensor(3).or_else(|| call.tensor(7)).map_or(Ok("f32"), |bias| type_name(bias.dtype))?;
-    let defines: [(_, &dyn Display); 14] = [
-        ("X", &type_name(x.dtype)?),
-        ("Y", &type_name(y.dtype)?),
-        ("BIAS", &bias),
-        ("FORMAT", &format_name(format)?),
-        ("SLOTS", &slots),
-        ("PER_SLOT", &i32::from(per_slot)),
-        ("DIRECT", &i32::from(direct)),
-        ("TOKENS", &division.rows),
-        ("HALF", &i32::from(x.dtype == DType::F16)),
-        ("X_VECTORS", &i32::from(x_stride.is_multiple_of(vector) && inputs.is_multiple_of(vector))),
-        ("WHOLE", &i32::from(inputs.is_multiple_of(shape.step()))),
-        ("GATED", &i32::from(gate.is_some())),
-        ("SUMMED", &i32::from(summed)),
-        ("FUNCTION", &(gate.map_or(Nonlinearity::Relu, |gate| gate.function) as u32)),
-    ];
-    let mut spec =
-        KernelSpec::new(division.unit, division.entry, defines).with_shared(division.shared(shape.stage()));
-    spec.defines.extend(division.defines(shape.packing()));
+    let bias = call.tensor(3).or_else(|| call.tensor(7)).map_or(DType::F32, |bias| bias.dtype);
+    let spec = shape.spec(&division, form, [y.dtype, bias], per_slot)?;
     let grouped = direct || call.tensor(4).is_some();
     let kernels = [spec].into_iter().chain((!grouped).then(|| group_spec(slots))).collect();
     let tables = if grouped { 0 } else { (all + count + 1) * size_of::<i32>() };
@@ -519,7 +548,17 @@ mod tests {
         let format = WeightFormat::from_name(format).unwrap_or(WeightFormat::Dense(DType::BF16));
         for (outputs, inputs) in [(768, 2048), (2048, 768), (14_336, 4096), (16, 256)] {
             let x = DType::BF16;
-            let shape = Shape { rows, slots: 8, count: 128, outputs, inputs, x, format, x_stride: inputs };
+            let shape = Shape {
+                rows,
+                slots: 8,
+                count: 128,
+                outputs,
+                inputs,
+                x,
+                format,
+                x_stride: inputs,
+                rest: None,
+            };
             for (capability, sm_count) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
                 let device =
                     DeviceSpec { capability, sm_count, blas: true, custom_gemm: true, shared: false };

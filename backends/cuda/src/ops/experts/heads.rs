@@ -1,0 +1,62 @@
+//! A linear layer of each head, on the kernels of experts: a head is an expert to which all rows are assigned.
+
+use super::{
+    assignments,
+    linear::{Form, GroupedLinearParams, Kind, Shape},
+};
+use crate::{
+    arch::DeviceSpec,
+    driver::launch::LaunchOp,
+    ops::{
+        KernelPlan, operand,
+        params::{ExtentParams, MatrixParams, WeightParams},
+        result, weight_type,
+    },
+};
+use dsrun_core::{DType, Result, kernels::CallDesc, op::HeadLinear};
+
+pub(in crate::ops) fn head_linear(
+    op: &HeadLinear,
+    call: &CallDesc,
+    device: &DeviceSpec,
+) -> Result<KernelPlan> {
+    let (x, weight, y) = (operand(call, 0)?, weight_type(call, 1)?, result(call, 0)?);
+    let (heads, rows) = ((op.heads as usize).max(1), x.shape[0]);
+    assignments(rows, heads)?;
+    let (inputs, outputs) = (weight.columns(), weight.rows() / heads);
+    let shape = Shape {
+        rows,
+        slots: heads,
+        count: heads,
+        outputs,
+        inputs,
+        x: x.dtype,
+        format: weight.format,
+        x_stride: x.strides[0],
+        rest: Some((x.shape[1] / heads).saturating_sub(inputs)),
+    };
+    let division = shape.division(Form::Plain, device);
+    let spec = shape.spec(&division, Form::Plain, [y.dtype, DType::F32], true)?;
+    let (items, covered) = (shape.items(division.rows), shape.covered_outputs());
+    // The first tile of a head copies its rest, even if there are no outputs.
+    let grid = division.grid(items, covered.max(1), device);
+    // On tensor cores, the order of a sum depends on the kernel, which depends on the number of rows.
+    let batch_invariant = division.kind == Kind::Plain;
+    let plan = KernelPlan::of_one(spec, move |frame, function| {
+        let (x, y) = (frame.tensor(0)?, frame.result(0)?);
+        let params = GroupedLinearParams {
+            extent: ExtentParams::of(rows, &[x, y]),
+            x: MatrixParams::of(x),
+            weight: WeightParams::of(frame.weight(1)?),
+            y: MatrixParams::of(y),
+            inputs: inputs as i64,
+            outputs: outputs as i64,
+            covered: covered as i64,
+            count: heads as i64,
+            items: items as i64,
+            ..GroupedLinearParams::default()
+        };
+        Ok(LaunchOp::kernel(function, grid, division.threads, &params))
+    });
+    Ok(KernelPlan { batch_invariant, ..plan })
+}
