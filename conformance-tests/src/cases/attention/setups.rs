@@ -230,13 +230,13 @@ pub(super) fn setups() -> Vec<Setup> {
             value_size: 512,
             shared_values: true,
             sinks: true,
-            ..new("shared_values_576_many_heads", &[(1, 150), (1, 300)], [128, 1, 576])
+            ..new("shared_values_576_many_heads", &[(1, 260), (1, 33)], [64, 1, 576])
         },
         Setup {
             value_size: 512,
             shared_values: true,
             window: 70,
-            ..new("shared_values_576_prompts", &[(40, 90), (1, 300), (0, 0), (7, 20)], [20, 1, 576])
+            ..new("shared_values_576_prompts", &[(20, 90), (1, 300), (0, 0), (7, 20)], [20, 1, 576])
         },
         Setup {
             value_size: 64,

@@ -244,3 +244,79 @@ pub(super) fn plan(op: &PagedAttention, kinds: &Kinds, device: &DeviceSpec) -> R
         }),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// A step of DeepSeek's attention with this many query heads.
+    fn kinds(query_heads: usize, tokens: usize, sequences: usize) -> Kinds {
+        let (kv_heads, key_size, value_size) = (1, 576, 512);
+        let shared_values = true;
+        let other = super::super::tests::kinds();
+        Kinds { query_heads, kv_heads, tokens, sequences, key_size, value_size, shared_values, ..other }
+    }
+
+    #[rstest]
+    #[case::lite(16)]
+    #[case::large(128)]
+    #[case::odd(20)]
+    #[case::prime(71)]
+    fn tiles_fit_every_device(
+        #[case] heads: usize,
+        #[values((80, 108), (86, 84), (90, 132), (120, 170))] (capability, sm_count): (u32, usize),
+        #[values(Find::Rows, Find::Singles, Find::Tiles(2))] find: Find,
+    ) {
+        let device = DeviceSpec { capability, sm_count, blas: true, custom_gemm: true, shared: false };
+        let kinds = kinds(heads, 600, 8);
+        let config = TileConfig::new(&kinds, find, &device).unwrap();
+        assert!(config.blocks * (config.shared + RESERVED) <= device.shared_memory(), "{config:?}");
+        assert!(
+            config.heads * config.tokens <= config.row_tiles * ROWS && heads.is_multiple_of(config.heads)
+        );
+        // Warps share rows and keys evenly, down to products of 8 keys.
+        let key_warps = warps(config.row_tiles) / config.row_tiles;
+        assert!(KEYS.is_multiple_of(key_warps * 8) && KEYS.is_multiple_of(warps(config.row_tiles)));
+    }
+
+    #[rstest]
+    #[case::one_sequence(600, 1, 1)]
+    #[case::several(600, 8, 2)]
+    fn tiles_cover_all_queries(#[case] tokens: usize, #[case] sequences: usize, #[case] fewest: usize) {
+        let device =
+            DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false };
+        let config = TileConfig::new(&kinds(16, tokens, sequences), Find::Tiles(fewest), &device).unwrap();
+        // One sequence has all queries but the fewest of each other one.
+        let rest = tokens - (sequences - 1) * fewest;
+        let tiles = (sequences - 1) * fewest.div_ceil(config.tokens) + rest.div_ceil(config.tokens);
+        assert!(config.grid[0] >= tiles, "{config:?}");
+    }
+
+    #[rstest]
+    #[case::decoding(8, 8, &["latent", "latent_combine"])]
+    #[case::many(600, 600, &["latent"])]
+    #[case::prompt(600, 1, &["latent"])]
+    #[case::both(600, 8, &["latent", "latent_combine", "latent"])]
+    fn steps_have_the_launches_they_need(
+        #[case] tokens: usize,
+        #[case] sequences: usize,
+        #[case] expected: &[&str],
+    ) {
+        let op = PagedAttention {
+            query_heads: 16,
+            kv_heads: 1,
+            scale: 0.1,
+            softcap: 0.0,
+            window: 0,
+            mask: dsrun_core::op::AttentionMask::Causal,
+            value_size: 512,
+        };
+        let device =
+            DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false };
+        let planned = plan(&op, &kinds(16, tokens, sequences), &device).unwrap().unwrap();
+        let entries: Vec<&str> = planned.kernels.iter().map(|kernel| kernel.entry).collect();
+        assert_eq!(entries, expected);
+        assert_eq!(planned.workspace > 0, expected.contains(&"latent_combine"));
+    }
+}

@@ -60,3 +60,27 @@ pub(in crate::ops) fn head_linear(
     });
     Ok(KernelPlan { batch_invariant, ..plan })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dsrun_core::WeightFormat;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::one_row(1, 1)]
+    #[case::one_tile(16, 1)]
+    #[case::small_tiles(100, 2)]
+    #[case::large_tiles(300, 3)]
+    fn items_have_all_rows_of_every_head(#[case] rows: usize, #[case] expected: usize) {
+        let device =
+            DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false };
+        let (x, format) = (DType::BF16, WeightFormat::Dense(DType::BF16));
+        let (heads, rest) = (16, Some(64));
+        let (outputs, inputs, x_stride) = (512, 128, heads * 192);
+        let shape = Shape { rows, slots: heads, count: heads, outputs, inputs, x, format, x_stride, rest };
+        let division = shape.division(Form::Plain, &device);
+        assert_eq!(shape.items(division.rows), heads * expected);
+        assert!(division.kind != Kind::Plain && expected * division.rows >= rows);
+    }
+}
