@@ -18,14 +18,14 @@ constexpr u64 wait_name(const char* text) {
     return name;
 }
 
+/* Polls beyond the limit in which the record is written, and after which it has reached the host. */
+#define WAIT_REPORTS 1024
+
 /* Counts a poll, and gives up beyond the limit. It faults by a store to address 0: with a trap instruction in a kernel, the compiler does
- * not use the registers that `setmaxnreg` adds. */
+ * not use the registers that `setmaxnreg` adds. The store that reports and the one that faults are the same instruction, since each
+ * further one takes registers of kernels that have none to spare. */
 __device__ inline void count_poll(u32& polls, u64 name) {
     if (++polls <= WAIT_LIMIT) return;
-    u64* record = wait_record;
-    if (record) {
-        asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" :: "l"(record), "l"(name), "l"((u64)blockIdx.x) : "memory");
-        __threadfence_system();
-    }
-    asm volatile("st.global.u32 [%0], %1;" :: "l"(0ull), "r"(polls) : "memory");
+    u64* to = polls < WAIT_LIMIT + WAIT_REPORTS ? wait_record : nullptr;
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" :: "l"(to), "l"(name), "l"((u64)blockIdx.x) : "memory");
 }
