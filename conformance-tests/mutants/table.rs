@@ -237,8 +237,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "check/replay_decoder_heads",
     ),
     mutant(
-        "region_enlarges_capped",
-        "attention with soft caps gives a quarter more in a region",
+        "region_halves_capped",
+        "attention with soft caps gives half of every other element in a region",
         "check/replay_decoder_large_heads",
     ),
     mutant(
