@@ -1,6 +1,7 @@
 //! The properties of a GPU that kernels are chosen and sized by.
 
 pub(crate) mod crossover;
+mod features;
 pub(crate) mod known_gpus;
 pub(crate) mod tuner;
 
@@ -31,17 +32,6 @@ impl DeviceSpec {
     pub(crate) fn new(capability: u32, sm_count: usize) -> Self {
         let custom_gemm = std::env::var_os(NO_CUSTOM_GEMM).is_none();
         Self { capability, sm_count, blas: Library::CublasLt.is_present(), custom_gemm, shared: false }
-    }
-}
-
-impl DeviceSpec {
-    /// The maximum shared memory of a block, in bytes.
-    pub(crate) fn shared_memory(&self) -> usize {
-        match self.capability {
-            80 | 87 => 162 << 10,
-            90..120 => 226 << 10,
-            _ => 98 << 10,
-        }
     }
 }
 

@@ -107,7 +107,14 @@ pub fn generated_headers() -> Vec<(String, String)> {
     let shared = ("params.cuh".to_owned(), params::params_header());
     let decoder = ("decoder/params.cuh".to_owned(), decoder::params_header());
     [
-        vec![shared, decoder, norm::params_header(), quantise::params_header(), cache::params_header()],
+        vec![
+            shared,
+            decoder,
+            gemm::params_header(),
+            norm::params_header(),
+            quantise::params_header(),
+            cache::params_header(),
+        ],
         elementwise::params_headers(),
         attention::params_headers(),
         step::params_headers(),

@@ -4,7 +4,7 @@
  * once.
  */
 #if !WIDE
-extern "C" __global__ void apply_epilogue_rows(Extent extent, const X* product, i64 product_row, Epilogue e) {
+extern "C" __global__ void apply_epilogue_rows(Extent extent, const X* product, i64 product_row, EpilogueParams e) {
     launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
@@ -24,7 +24,7 @@ extern "C" __global__ void apply_epilogue_rows(Extent extent, const X* product, 
  * The same, with 8 results per thread, in loads of 16 bytes. Grid: (chunks of 2048 results, rows up to 65535). Measured figures:
  * docs/src/performance/cuda.md.
  */
-extern "C" __global__ void apply_epilogue_wide(Extent extent, const X* product, i64 product_row, Epilogue e) {
+extern "C" __global__ void apply_epilogue_wide(Extent extent, const X* product, i64 product_row, EpilogueParams e) {
     launch_dependents_and_wait();
     i64 rows = extent.count(), results = EPILOGUE == GATED ? e.outputs / 2 : e.outputs;
     FOR_ROWS(row, rows) {

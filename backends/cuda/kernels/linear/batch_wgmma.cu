@@ -101,7 +101,7 @@ __device__ inline void multiply(Sum (&d)[TOKENS / 2], u64 weight, u64 x, int add
 }
 
 /* The first output of a part of a tile. */
-__device__ inline int part_at(const Epilogue& e, int tile, int part) {
+__device__ inline int part_at(const EpilogueParams& e, int tile, int part) {
 #if EPILOGUE == GATED
     return part * (int)(e.outputs / 2) + tile * 64;
 #elif EPILOGUE == HEADS
@@ -116,7 +116,7 @@ __device__ inline int part_at(const Epilogue& e, int tile, int part) {
 struct Biases {
     float of[PARTS][2];
 
-    __device__ Biases(const Epilogue& e, int tile, int output) {
+    __device__ Biases(const EpilogueParams& e, int tile, int output) {
 #pragma unroll
         for (int b = 0; b < PARTS; ++b) {
 #pragma unroll
@@ -133,7 +133,7 @@ struct Biases {
 struct OutputScales {
     float of[PARTS][2];
 
-    __device__ OutputScales(const Epilogue& e, const Scales& scales, int tile, int output) {
+    __device__ OutputScales(const EpilogueParams& e, const Scales& scales, int tile, int output) {
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) {
 #pragma unroll
@@ -154,7 +154,7 @@ struct Added { u32 words[PARTS][2]; };
  * 16, so a warp's results all exist or none. For 16-bit results, lanes exchange elements so that a lane writes two neighbours of
  * one row.
  */
-__device__ inline void read_added(const Epilogue& e, Added& added, int tile, int first, int row, int rows, int lane) {
+__device__ inline void read_added(const EpilogueParams& e, Added& added, int tile, int first, int row, int rows, int lane) {
 #if EPILOGUE == ADDED && !WIDE_Y
     row += lane / 4;
 #pragma unroll
@@ -176,7 +176,7 @@ struct Stands { int position[TOKENS], slot[TOKENS]; };
 struct Frequencies {
     float of[PARTS];
 
-    __device__ Frequencies(const Epilogue& e, int tile, int output) {
+    __device__ Frequencies(const EpilogueParams& e, int tile, int output) {
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) of[p] = ROPE ? e.frequencies[part_at(e, tile, p) % HEAD + output] : 0.0f;
     }
@@ -186,7 +186,7 @@ struct Frequencies {
  * Finishes sums of eight rows of heads: writes queries to the result, keys and values to their cache slots. A lane has two rows
  * of one element of its pair in d[..][0] and [1], and of the other in [2] and [3]; it writes two neighbours of one row.
  */
-__device__ inline void finish_heads(const Epilogue& e, float (&d)[PARTS][4], const Biases& biases, const Frequencies& frequencies,
+__device__ inline void finish_heads(const EpilogueParams& e, float (&d)[PARTS][4], const Biases& biases, const Frequencies& frequencies,
                                     const Stands& stands, int tile, int first, int row, int rows, int lane) {
     const int queries = (int)e.query_heads, turned_heads = queries + (int)e.kv_heads, all = turned_heads + (int)e.kv_heads;
     int own = row + lane / 4, slot = stands.slot[own];
@@ -230,7 +230,7 @@ __device__ inline void finish_heads(const Epilogue& e, float (&d)[PARTS][4], con
 
 /* Finishes sums of eight rows. A lane has two rows of an output in d[..][0] and [1], and of the output 8 further in [2] and [3].
  * */
-__device__ inline void finish(const Epilogue& e, float (&d)[PARTS][4], const Biases& biases, const Added& added, int tile,
+__device__ inline void finish(const EpilogueParams& e, float (&d)[PARTS][4], const Biases& biases, const Added& added, int tile,
                               int first, int row, int rows, int lane) {
 #pragma unroll
     for (int b = 0; b < PARTS; ++b) {
@@ -287,7 +287,7 @@ extern "C" __global__ void
 #if SPLIT > 1
 __cluster_dims__(SPLIT, 1, 1)
 #endif
-__launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutable, const __grid_constant__ Epilogue e,
+__launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutable, const __grid_constant__ EpilogueParams e,
 #if INTEGERS
                                           Scales scales,
 #endif

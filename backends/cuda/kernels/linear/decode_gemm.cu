@@ -55,7 +55,7 @@ __device__ inline void copy_ahead(u32 to, const u8* from, bool real, u64 once) {
 
 extern "C" __global__ void CLUSTERED __launch_bounds__(BLOCK, 1) decode_gemm(Extent extent, i64 tile_count, i64 inputs, const X* x, i64 x_row,
                                                             const u8* weight, i64 weight_row, i64 immutable, Norm norm,
-                                                            float* scratch, u32* counters, Epilogue e) {
+                                                            float* scratch, u32* counters, EpilogueParams e) {
 #if __CUDA_ARCH__ >= 800
     __shared__ float row_sums[WARPS];
     u8* activations = memory + WARPS * STAGES * STAGE;

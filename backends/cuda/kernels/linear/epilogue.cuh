@@ -11,37 +11,13 @@
 #define GATED 3
 #define HEADS 4
 
-struct Epilogue {
-    i64 outputs;
-    const BIAS* bias;
-    Y* y;
-    i64 y_row;
-    /* ADDED: y = added + alpha * product. */
-    const Y* added;
-    i64 added_row;
-    float alpha;
-    /* ACTIVATED and GATED. */
-    float limit;
-    /* HEADS. */
-    i64 query_heads, kv_heads, key_size, value_size, pairs;
-    const int* positions;
-    const float* frequencies;
-    float query_scale, key_scale;
-    const int* places;
-    i64 pages, slots;
-    CACHE* keys;
-    Strides key_strides;
-    CACHE* values;
-    Strides value_strides;
-};
-
 /* The outputs of a tile. */
 struct Rows {
     int low, high, step;
     bool turned;
 };
 
-__device__ inline Rows rows_of(const Epilogue& e, int tile) {
+__device__ inline Rows rows_of(const EpilogueParams& e, int tile) {
     Rows rows = {16 * tile, 16 * tile + 8, 1, false};
 #if EPILOGUE == GATED && !INTERLEAVED
     rows.low = 8 * tile;
@@ -73,7 +49,7 @@ struct Ready {
     int position, place;
 };
 
-__device__ inline Ready get_ready(const Epilogue& e, const Rows& rows, int pair, i64 token) {
+__device__ inline Ready get_ready(const EpilogueParams& e, const Rows& rows, int pair, i64 token) {
     Ready r;
     r.first = rows.low + pair * rows.step;
     r.second = rows.high + pair * rows.step;
@@ -99,7 +75,7 @@ __device__ inline Ready get_ready(const Epilogue& e, const Rows& rows, int pair,
 }
 
 /* Prepares the loaded operands; separate from the loads, so that the loads overlap. */
-__device__ inline void turn_ready(const Epilogue& e, const Rows& rows, Ready& r) {
+__device__ inline void turn_ready(const EpilogueParams& e, const Rows& rows, Ready& r) {
 #if EPILOGUE == HEADS
     if (r.place >= e.pages * e.slots) r.place = -1;
 #if ROPE
@@ -122,7 +98,7 @@ __device__ inline void turn_quickly(float angle, float& sine, float& cosine) {
     asm("cos.approx.f32 %0, %1;" : "=f"(cosine) : "f"(rest));
 }
 
-__device__ inline void place(const Epilogue& e, const Ready& r, i64 token, int output, float value) {
+__device__ inline void place(const EpilogueParams& e, const Ready& r, i64 token, int output, float value) {
     int queries = (int)(e.query_heads * e.key_size), keys = (int)(e.kv_heads * e.key_size);
     bool unreal = ROPE && r.position < 0;
     if (output < queries) {
@@ -147,7 +123,7 @@ __device__ inline void place(const Epilogue& e, const Ready& r, i64 token, int o
 #endif
 
 /* Finishes a pair, whose products are `a` and `b`. */
-__device__ inline void apply_epilogue(const Epilogue& e, const Rows& rows, const Ready& r, i64 token, float a, float b) {
+__device__ inline void apply_epilogue(const EpilogueParams& e, const Rows& rows, const Ready& r, i64 token, float a, float b) {
     a += r.biases[0];
     b += r.biases[1];
 #if EPILOGUE == GATED

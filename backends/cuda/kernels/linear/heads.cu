@@ -5,7 +5,7 @@
  * once. WIDE selects between the two kernels.
  */
 #if !WIDE
-extern "C" __global__ void heads(Extent extent, const X* product, i64 product_row, Epilogue e, const QUERY_GAIN* query_gain,
+extern "C" __global__ void heads(Extent extent, const X* product, i64 product_row, EpilogueParams e, const QUERY_GAIN* query_gain,
                                  float query_eps, float query_offset, const KEY_GAIN* key_gain, float key_eps,
                                  float key_offset) {
     wait_for_predecessor();
@@ -64,7 +64,7 @@ extern "C" __global__ void heads(Extent extent, const X* product, i64 product_ro
  */
 #define BLOCK_HEADS (THREADS / LANES)
 
-extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_wide(Extent extent, const X* product, i64 product_row, Epilogue e,
+extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_wide(Extent extent, const X* product, i64 product_row, EpilogueParams e,
                                                                  const QUERY_GAIN* query_gain, float query_eps, float query_offset,
                                                                  const KEY_GAIN* key_gain, float key_eps, float key_offset) {
     __shared__ __align__(16) float sines[2][PAIRS + 8], cosines[2][PAIRS + 8];

@@ -71,7 +71,7 @@ __device__ inline void await(u64& barrier, u32 phase) {
 
 extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64 first_row, i64 tile_count, i64 inputs, const X* x, i64 x_row,
                                                               const float* x_scales, Packed weight, i64 immutable, Norm norm,
-                                                              Sum* scratch, u32* counters, Epilogue e) {
+                                                              Sum* scratch, u32* counters, EpilogueParams e) {
 #if __CUDA_ARCH__ >= 800
     __shared__ float row_sums[WARPS];
     __shared__ u64 all_barriers[TEAMS][TURNS];

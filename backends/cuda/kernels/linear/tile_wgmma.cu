@@ -83,7 +83,7 @@ typedef Residuals<RESULTS> Added;
 struct Added {
     int position[2], slot[2];
 
-    __device__ inline void read(const Epilogue& e, int row, int rows) {
+    __device__ inline void read(const EpilogueParams& e, int row, int rows) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             bool real = row + h * 8 < rows;
@@ -101,7 +101,7 @@ struct Added {};
  * Writes two rows of heads of HEAD elements, 8 rows apart: queries to the result, keys and values to their cache slots. A lane
  * has both elements of its pairs, which are half a head apart, and the same pairs of all heads of the tile.
  */
-__device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const Added& added, int row, int first, int rows, int q) {
+__device__ inline void write(const EpilogueParams& e, float (&d)[OUTPUTS / 2], const Added& added, int row, int first, int rows, int q) {
     constexpr int heads = OUTPUTS / HEAD, pieces = HEAD / 64;
     int queries = (int)e.query_heads, turned_heads = queries + (int)e.kv_heads, all = turned_heads + (int)e.kv_heads;
 #pragma unroll
@@ -160,7 +160,7 @@ __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const A
 #else
 
 /* Finishes and writes two rows of this lane's sums, 8 rows apart. The number of results is a multiple of 8. */
-__device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const Added& added, int row, int first, int rows, int q) {
+__device__ inline void write(const EpilogueParams& e, float (&d)[OUTPUTS / 2], const Added& added, int row, int first, int rows, int q) {
     const int results = (int)(EPILOGUE == GATED ? e.outputs / 2 : e.outputs);
 #pragma unroll
     for (int block = 0; block < PIECES; ++block) {
@@ -226,7 +226,7 @@ __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const A
 #endif
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(BLOCK, 1)
-tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, const __grid_constant__ TensorMap x_map,
+tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ EpilogueParams e, const __grid_constant__ TensorMap x_map,
            const __grid_constant__ TensorMap weight_map) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
     extern __shared__ __align__(1024) u8 shared[];

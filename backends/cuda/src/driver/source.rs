@@ -159,6 +159,7 @@ const UNITS: &[Unit] = &[
         "mma.cuh",
         "copies.cuh",
         "elementwise/function.cuh",
+        "linear/epilogue_params.cuh",
         "linear/epilogue.cuh",
         "linear/activations.cuh"
     ),
@@ -168,6 +169,7 @@ const UNITS: &[Unit] = &[
         "wgmma.cuh",
         "linear/narrow_wgmma.cuh",
         "elementwise/function.cuh",
+        "linear/epilogue_params.cuh",
         "linear/epilogue.cuh"
     ),
     unit!(
@@ -175,6 +177,7 @@ const UNITS: &[Unit] = &[
         "mma.cuh",
         "copies.cuh",
         "elementwise/function.cuh",
+        "linear/epilogue_params.cuh",
         "linear/epilogue.cuh",
         "linear/activations.cuh",
         "linear/pieces.cuh",
@@ -190,6 +193,7 @@ const UNITS: &[Unit] = &[
         "wgmma.cuh",
         "linear/tiles.cuh",
         "elementwise/function.cuh",
+        "linear/epilogue_params.cuh",
         "linear/epilogue.cuh"
     ),
     unit!("linear/packed_plain.cu", "linear/weight.cuh"),
@@ -202,8 +206,13 @@ const UNITS: &[Unit] = &[
         "linear/int8.cuh"
     ),
     unit!("linear/int8_mma.cu", "linear/int8.cuh"),
-    unit!("linear/apply_epilogue.cu", "elementwise/function.cuh", "linear/epilogue.cuh"),
-    unit!("linear/heads.cu", "elementwise/function.cuh", "linear/epilogue.cuh"),
+    unit!(
+        "linear/apply_epilogue.cu",
+        "elementwise/function.cuh",
+        "linear/epilogue_params.cuh",
+        "linear/epilogue.cuh"
+    ),
+    unit!("linear/heads.cu", "elementwise/function.cuh", "linear/epilogue_params.cuh", "linear/epilogue.cuh"),
     unit!("linear/skinny.cu", "linear/weight.cuh", "linear/dense.cuh"),
     unit!("linear/skinny_mma.cu", "mma.cuh"),
     unit!("linear/stream.cu", "copies.cuh", "linear/weight.cuh", "linear/dense.cuh"),

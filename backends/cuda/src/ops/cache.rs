@@ -116,11 +116,6 @@ impl PagedCache {
     }
 }
 
-/// Strides of page, head and slot, as words of [`Strides`].
-pub(super) fn strides(tensor: &Bound) -> [u64; 3] {
-    [0, 1, 2].map(|dimension| tensor.stride(dimension) as u64)
-}
-
 pub(super) fn kv_write(call: &CallDesc) -> Result<KernelPlan> {
     let spec = spec("kv_write", [type_of(call, 0)?, type_of(call, 2)?, type_of(call, 3)?, "f32"]);
     Ok(KernelPlan::of_one(spec, move |frame, function| {

@@ -47,7 +47,7 @@ fn refused(why: impl std::fmt::Display) -> Error {
 /// If it is such a body, but the kernel does not support its sizes or types.
 pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Result<Option<KernelPlan>> {
     let Some(body) = Body::read(region) else { return Ok(None) };
-    if !device.custom_gemm || !(90..120).contains(&device.capability) {
+    if !device.custom_gemm || !device.has_large_sms() {
         return Err(refused("the GPU has no cooperative launch with bulk copies"));
     }
     if device.shared {

@@ -20,6 +20,7 @@ use dsrun_core::{
     op::{Linear, LinearW8A8},
 };
 
+pub(super) use epilogue::params_header;
 pub(super) use fused_linear::FusedLinear;
 pub(super) use plan::plan as fused;
 pub use select::gemm_table;

@@ -21,7 +21,7 @@ use dsrun_core::{
     kernels::CallDesc,
     op::{AttentionMask, PagedAttention},
 };
-use std::{fmt::Display, ops::RangeInclusive, sync::Arc};
+use std::{fmt::Display, sync::Arc};
 
 /// The maximum number of query heads of a tile: rows of a product.
 const ROWS: usize = 16;
@@ -51,8 +51,6 @@ const STAGES: usize = 2;
 /// Threads of a block.
 const THREADS: usize = 128;
 
-/// The compute capabilities with 227 KiB of shared memory per block, which `decode_even` needs.
-const LARGE: RangeInclusive<u32> = 90..=103;
 /// The number of tiles per SM from which on `decode_even` is used.
 const MANY: usize = 16;
 /// Up to this number of units in the longest possible sequence, tiles are even enough for `decode`.
@@ -119,10 +117,10 @@ impl Sizes {
         let blocks = self.entries * self.columns;
         // At most as many blocks as are resident: a second wave costs more than a few idle SMs. If one block per SM is enough
         // for clusters, there is no second one, so that blocks of the neighbouring GEMM kernels fit beside it.
-        let alone = device.capability >= 90 && blocks * MAX_CLUSTER <= device.sm_count;
+        let alone = device.has_clusters() && blocks * MAX_CLUSTER <= device.sm_count;
         let most = device.sm_count * if alone { 1 } else { BLOCKS };
         let splits = (most / blocks.max(1)).clamp(1, MAX_SPLITS);
-        let cluster = if device.capability >= 90 { splits.min(MAX_CLUSTER) } else { 1 };
+        let cluster = if device.has_clusters() { splits.min(MAX_CLUSTER) } else { 1 };
         let splits = if alone { splits / cluster * cluster } else { splits.next_multiple_of(cluster) };
         let in_block = THREADS / 32 * self.unit;
         // Shared memory for merging the warps of a block, and the blocks of a cluster.
@@ -138,7 +136,7 @@ impl Sizes {
         };
         // Blocks that may be resident before the preceding kernel ends, and what they prefetch into the L2.
         let first = device.sm_count * AT_ONCE;
-        let fetches = splits == 1 && device.capability >= 90 && self.slots.is_multiple_of(16);
+        let fetches = splits == 1 && device.has_clusters() && self.slots.is_multiple_of(16);
         let ahead = if fetches { (AHEAD / (blocks.min(first) * in_block).max(1)).min(MOST_AHEAD) } else { 0 };
         let merged = splits > cluster;
         let left = splits / cluster * self.heads * (self.value_size + 4) * 4;
@@ -203,7 +201,7 @@ impl Decode {
         let (query, keys, values) = (operand(call, 0)?, operand(call, 1)?, values_of(op, call)?);
         let (tokens, sequences) = (query.shape[0], operand(call, 3)?.shape[0]);
         let (key_size, value_size) = (keys.shape[3], values.shape[3]);
-        let takes = device.capability >= 80
+        let takes = device.has_half_mma()
             && matches!(query.dtype, DType::F16 | DType::BF16)
             && keys.dtype == query.dtype
             && (8..=MAX_HEAD).contains(&key_size)
@@ -225,7 +223,7 @@ impl Decode {
         let unit = 16 * (key_size.next_multiple_of(64) + value_size.next_multiple_of(64)) * 2;
         let sizes = Sizes { entries, columns, heads, value_size, slots: keys.shape[2], unit };
         let units = operand(call, 6)?.shape[1].saturating_mul(keys.shape[2]).div_ceil(16).max(1);
-        let even = LARGE.contains(&device.capability)
+        let even = device.has_large_sms()
             && entries * columns >= MANY * device.sm_count
             && units > LONG_UNITS
             && entries <= MOST_ENTRIES

@@ -79,7 +79,7 @@ impl Prompts {
     pub(super) fn plan(kinds: &Kinds, device: &DeviceSpec) -> Result<Option<Self>> {
         // With as many sequences as tokens, nearly all sequences have a single token.
         let any = kinds.tokens >= PROMPT && kinds.tokens > kinds.sequences;
-        let half = kinds.query == DType::F16 || (kinds.query == DType::BF16 && device.capability >= 80);
+        let half = kinds.query == DType::F16 || (kinds.query == DType::BF16 && device.has_half_mma());
         let fits = half && kinds.query == kinds.cache && kinds.query_vectors && kinds.cache_vectors;
         let largest = kinds.key_size.max(kinds.value_size);
         if !(any && fits && largest <= MAX_HEAD && kinds.scale > 0.0) {
@@ -202,15 +202,15 @@ impl KernelKind {
         let sizes = kinds.key_size <= 128
             && kinds.key_size.is_multiple_of(16)
             && [64, 80, 96, 128].contains(&kinds.value_size);
-        match (device.capability, kinds.key_size.max(kinds.value_size)) {
-            (90, _) if pages && sizes => Self::Wgmma,
-            // These devices have 64 KiB of shared memory.
-            (75, ..=128) => Self::Mma(1, 64),
-            (75, _) => Self::Mma(1, 16),
+        match kinds.key_size.max(kinds.value_size) {
+            _ if device.has_wgmma() && pages && sizes => Self::Wgmma,
+            // Devices before Ampere have 64 KiB of shared memory.
+            ..=128 if !device.has_half_mma() => Self::Mma(1, 64),
+            _ if !device.has_half_mma() => Self::Mma(1, 16),
             // Limited by registers.
-            (_, ..=64) => Self::Mma(2, 64),
-            (_, ..=128) => Self::Mma(2, 32),
-            (_, _) => Self::Mma(1, 32),
+            ..=64 => Self::Mma(2, 64),
+            ..=128 => Self::Mma(2, 32),
+            _ => Self::Mma(1, 32),
         }
     }
 

@@ -447,7 +447,7 @@ impl Shape {
             tile_heads,
             splits: (blocks / parts).clamp(1, MAX_SPLITS),
             merged: products[1].inputs > MERGED_BY_ALL,
-            wide: self.head > MAX_NARROW_HEAD && device.capability == 90,
+            wide: self.head > MAX_NARROW_HEAD && device.has_wgmma(),
             copies: if whole { 1 } else { slot.div_ceil(COPY_BYTES).next_power_of_two().clamp(1, 4) },
             held: whole.then_some(slots),
             shared: slots * slot + beside,

@@ -199,7 +199,7 @@ impl Shape {
             Some(packing) => packing.bits == 8 || packing.group == 0 || packing.group >= 32,
             None => self.format == WeightFormat::Dense(self.x),
         };
-        device.capability >= 80
+        device.has_half_mma()
             && half
             && weight
             && self.inputs > 0

@@ -119,7 +119,7 @@ impl ApplyEpilogue {
         let parameters = Parameters::default()
             .extent(rows, &bounds)
             .rows(product)
-            .words(fused.epilogue_params(frame, y, false)?);
+            .structure(&fused.epilogue_params(frame, y, false)?);
         let Epilogue::Heads(heads) = fused.epilogue else {
             let items = match self.results {
                 // One thread per pair; tiles of eight pairs may extend past the last output.

@@ -1,16 +1,63 @@
 //! The constants and the parameters of an epilogue in `linear/epilogue.cuh`.
 
-use crate::ops::{
-    cache,
-    frame::{Bound, Frame},
-    gemm::fused_linear::{Epilogue, FusedLinear, Heads},
-    operand, type_name,
+use crate::{
+    driver::kernel_struct::{Pointer, declaration, header, kernel_struct},
+    ops::{
+        frame::{Bound, Frame},
+        gemm::fused_linear::{Epilogue, FusedLinear, Heads},
+        operand,
+        params::Strides,
+        type_name,
+    },
 };
 use dsrun_core::{
     DType, Error, Result,
     kernels::CallDesc,
     op::{GateLayout, RopePairing},
 };
+
+kernel_struct! {
+    /// Parameters of an epilogue.
+    pub(super) struct EpilogueParams {
+        pub(super) outputs: i64 = "i64",
+        /// May be null.
+        pub(super) bias: Pointer = "const BIAS*",
+        pub(super) y: Pointer = "Y*",
+        pub(super) y_row: i64 = "i64",
+        /// A residual sum: y = added + alpha * product.
+        pub(super) added: Pointer = "const Y*",
+        pub(super) added_row: i64 = "i64",
+        pub(super) alpha: f32 = "float",
+        /// The limit of an activation; 0 for none.
+        pub(super) limit: f32 = "float",
+        /// Query, key and value: their heads.
+        pub(super) query_heads: i64 = "i64",
+        pub(super) kv_heads: i64 = "i64",
+        pub(super) key_size: i64 = "i64",
+        pub(super) value_size: i64 = "i64",
+        /// The rotated pairs of a head.
+        pub(super) pairs: i64 = "i64",
+        pub(super) positions: Pointer = "const int*",
+        pub(super) frequencies: Pointer = "const float*",
+        pub(super) query_scale: f32 = "float",
+        pub(super) key_scale: f32 = "float",
+        /// The slots of rows in the cache.
+        pub(super) places: Pointer = "const int*",
+        pub(super) pages: i64 = "i64",
+        /// The slots of a page.
+        pub(super) slots: i64 = "i64",
+        pub(super) keys: Pointer = "CACHE*",
+        pub(super) key_strides: Strides = "Strides",
+        pub(super) values: Pointer = "CACHE*",
+        pub(super) value_strides: Strides = "Strides",
+    }
+}
+
+/// The generated header of these parameters.
+pub(in crate::ops) fn params_header() -> (String, String) {
+    let text = header("Parameters of the epilogue of products.", &[declaration::<EpilogueParams>()]);
+    ("linear/epilogue_params.cuh".to_owned(), text)
+}
 
 impl FusedLinear {
     /// The constants of the epilogue, whose results are of type `y`.
@@ -44,67 +91,72 @@ impl FusedLinear {
         .into())
     }
 
-    /// `struct Epilogue` of `linear/epilogue.cuh` with results in `y`, with or without the bias.
-    pub(super) fn epilogue_params(&self, frame: &Frame, y: &Bound, with_bias: bool) -> Result<[u64; 26]> {
-        let bits = |low: f32, high: f32| u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32;
-        let mut words = [0; 26];
-        words[0] = frame.weight(self.weight)?.layout.rows as u64;
-        words[1] = self.bias.filter(|_| with_bias).map_or(0, |bias| frame.address(bias));
-        words[2] = y.address;
-        words[3] = y.stride(0) as u64;
+    /// The parameters of the epilogue with results in `y`, with or without the bias.
+    pub(super) fn epilogue_params(
+        &self,
+        frame: &Frame,
+        y: &Bound,
+        with_bias: bool,
+    ) -> Result<EpilogueParams> {
+        let mut params = EpilogueParams {
+            outputs: frame.weight(self.weight)?.layout.rows as i64,
+            bias: self.bias.filter(|_| with_bias).map_or(0, |bias| frame.address(bias)),
+            y: y.address,
+            y_row: y.stride(0) as i64,
+            ..EpilogueParams::default()
+        };
         match self.epilogue {
             Epilogue::Nothing => {}
             Epilogue::Sum(op, residual) => {
                 let residual = frame.tensor(residual)?;
-                words[4] = residual.address;
-                words[5] = residual.stride(0) as u64;
-                words[6] = bits(op.alpha, 0.0);
+                params.added = residual.address;
+                params.added_row = residual.stride(0) as i64;
+                params.alpha = op.alpha;
             }
-            Epilogue::Activation(op) => words[6] = bits(0.0, op.limit),
-            Epilogue::Gate(op) => words[6] = bits(0.0, op.limit),
+            Epilogue::Activation(op) => params.limit = op.limit,
+            Epilogue::Gate(op) => params.limit = op.limit,
             Epilogue::Heads(heads) => {
                 let (keys, values) = (frame.result(1)?, frame.result(2)?);
                 let size = keys.size(3);
-                words[7] = (heads.columns[0] / size.max(1)) as u64;
-                words[8..11].copy_from_slice(&[keys.size(1) as u64, size as u64, values.size(3) as u64]);
+                params.query_heads = (heads.columns[0] / size.max(1)) as i64;
+                params.kv_heads = keys.size(1) as i64;
+                params.key_size = size as i64;
+                params.value_size = values.size(3) as i64;
                 if let Some(rope) = heads.rope {
                     let frequencies = frame.tensor(rope.frequencies)?;
-                    words[11] = frequencies.size(0) as u64;
-                    words[12] = frame.tensor(rope.positions)?.address;
-                    words[13] = frequencies.address;
-                    words[14] = bits(rope.scales[0], rope.scales[1]);
+                    params.pairs = frequencies.size(0) as i64;
+                    params.positions = frame.tensor(rope.positions)?.address;
+                    params.frequencies = frequencies.address;
+                    [params.query_scale, params.key_scale] = rope.scales;
                 }
-                words[15] = frame.tensor(heads.slots)?.address;
-                words[16] = keys.size(0) as u64;
-                words[17] = keys.size(2) as u64;
-                words[18] = keys.address;
-                words[19..22].copy_from_slice(&cache::strides(keys));
-                words[22] = values.address;
-                words[23..26].copy_from_slice(&cache::strides(values));
+                params.places = frame.tensor(heads.slots)?.address;
+                params.pages = keys.size(0) as i64;
+                params.slots = keys.size(2) as i64;
+                params.keys = keys.address;
+                params.key_strides = Strides::of(keys);
+                params.values = values.address;
+                params.value_strides = Strides::of(values);
             }
         }
-        Ok(words)
+        Ok(params)
     }
 
     /// Same as [`Self::epilogue_params`] with the bias, for rows from `first` on.
-    pub(super) fn epilogue_params_from(&self, frame: &Frame, y: &Bound, first: usize) -> Result<[u64; 26]> {
-        let mut words = self.epilogue_params(frame, y, true)?;
-        if first == 0 {
-            return Ok(words);
+    pub(super) fn epilogue_params_from(
+        &self,
+        frame: &Frame,
+        y: &Bound,
+        first: usize,
+    ) -> Result<EpilogueParams> {
+        let mut params = self.epilogue_params(frame, y, true)?;
+        let (first, element) = (first as u64, y.desc.dtype.bytes() as u64);
+        params.y += first * params.y_row as u64 * element;
+        params.added += first * params.added_row as u64 * element;
+        // The positions and slots of rows, if present.
+        for rows in [&mut params.positions, &mut params.places] {
+            *rows += if *rows == 0 { 0 } else { first * size_of::<i32>() as u64 };
         }
-        let element = y.desc.dtype.bytes() as u64;
-        words[2] += first as u64 * words[3] * element;
-        match self.epilogue {
-            Epilogue::Sum(..) => words[4] += first as u64 * words[5] * element,
-            Epilogue::Heads(_) => {
-                // The words of positions, if present, and of slots.
-                for word in [12, 15] {
-                    words[word] += if words[word] == 0 { 0 } else { first as u64 * 4 };
-                }
-            }
-            _ => {}
-        }
-        Ok(words)
+        Ok(params)
     }
 
     /// The key and value sizes of a head, and its rotated pairs; fails for heads that no kernel supports.

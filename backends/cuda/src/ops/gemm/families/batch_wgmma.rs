@@ -151,7 +151,7 @@ impl Family for BatchWgmma {
             None => device.custom_gemm && problem.is_half() && problem.x.strides[0].is_multiple_of(8),
         };
         let pairs = |stride: usize| stride.is_multiple_of(2);
-        device.capability == 90
+        device.has_wgmma()
             && problem.fused.norm.is_none()
             && ROWS.contains(&problem.rows())
             && multiplies
@@ -178,7 +178,7 @@ impl Family for BatchWgmma {
                 .extent(x.size(0), &args.bounds)
                 .size(weight.layout.columns)
                 .size(usize::from(weight.immutable))
-                .words(fused.epilogue_params(args.frame, args.y, true)?);
+                .structure(&fused.epilogue_params(args.frame, args.y, true)?);
             if int8 {
                 parameters = parameters.words([args.scales, weight.scales()]);
             }

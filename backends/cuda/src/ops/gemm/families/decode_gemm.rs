@@ -116,7 +116,7 @@ impl Family for DecodeGemm {
 
     fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
         device.custom_gemm
-            && device.capability >= 80
+            && device.has_half_mma()
             && !problem.scratch
             && (1..=ROWS).contains(&problem.rows())
             && problem.is_half()
@@ -171,7 +171,7 @@ impl Family for DecodeGemm {
                 .words(norm_words(&fused, args.frame))
                 .address(args.workspace)
                 .address(args.frame.persistent)
-                .words(fused.epilogue_params(args.frame, args.y, true)?);
+                .structure(&fused.epilogue_params(args.frame, args.y, true)?);
             Ok(LaunchOp::kernel(function, [config.blocks, 1, 1], WARPS * 32, parameters))
         });
         Ok(ProductPlan { workspace, persistent, ..plan })

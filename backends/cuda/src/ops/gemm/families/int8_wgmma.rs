@@ -132,7 +132,7 @@ impl Family for Int8Wgmma {
         let gated = problem.fused.norm.is_none()
             && problem.is_gated_by_halves()
             && problem.results().is_multiple_of(ROW_UNIT);
-        device.capability == 90
+        device.has_wgmma()
             && problem.int8_packing().is_some()
             && is_aligned(problem)
             && problem.rows() > 0

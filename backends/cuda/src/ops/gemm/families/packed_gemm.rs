@@ -230,7 +230,7 @@ impl Family for PackedGemm {
         // Rows must consist of whole vectors; k tiles are padded with zeros after the last input.
         let vector = if bytes { 16 } else { 8 };
         let most = if bytes || packed_wgmma::multiplies(problem, device) { ROWS } else { MOST_ROWS };
-        device.capability >= 80
+        device.has_half_mma()
             && !problem.scratch
             && (1..=most).contains(&rows)
             && (bytes || problem.has_half_activations())
@@ -324,7 +324,7 @@ impl RowTile {
             .words(norm_words(fused, args.frame))
             .address(args.workspace)
             .address(args.frame.persistent)
-            .words(fused.epilogue_params_from(args.frame, args.y, self.first)?);
+            .structure(&fused.epilogue_params_from(args.frame, args.y, self.first)?);
         let (function, config) = (args.function(self.kernel)?, &self.config);
         Ok(LaunchOp::kernel(function, [config.blocks, 1, 1], config.warps * 32, parameters))
     }

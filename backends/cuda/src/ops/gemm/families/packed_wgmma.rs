@@ -57,7 +57,7 @@ fn clusters(blocks: usize, sm_count: usize) -> usize {
 
 /// Whether the kernel supports these activations and weights, regardless of the epilogue.
 pub(super) fn multiplies(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
-    device.capability == 90
+    device.has_wgmma()
         && problem.packing().is_some()
         && ROWS.contains(&problem.rows())
         && problem.has_half_activations()

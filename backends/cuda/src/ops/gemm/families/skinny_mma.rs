@@ -21,7 +21,7 @@ const THREADS: usize = 256;
 
 /// Whether the kernel supports these activations and weights.
 pub(super) fn multiplies(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
-    device.capability >= 80
+    device.has_half_mma()
         && problem.is_half()
         && problem.inputs().is_multiple_of(32)
         && problem.x.strides[0].is_multiple_of(8)

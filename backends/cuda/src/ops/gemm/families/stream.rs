@@ -42,7 +42,7 @@ impl Family for Stream {
     fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
         takes(problem, device)
             && problem.rows() == 1
-            && device.capability >= 80
+            && device.has_half_mma()
             && problem.inputs() > 0
             && problem.is_indexable()
     }

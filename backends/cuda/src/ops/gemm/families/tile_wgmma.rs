@@ -141,7 +141,7 @@ impl Family for TileWgmma {
             Epilogue::Heads(_) => config.takes_heads(problem),
         };
         let vectors = |stride: usize| stride.is_multiple_of(VECTOR);
-        device.capability == 90
+        device.has_wgmma()
             && device.custom_gemm
             && problem.fused.norm.is_none()
             && problem.rows() > *batch_wgmma::ROWS.end()
@@ -174,7 +174,7 @@ impl Family for TileWgmma {
             let parameters = Parameters::default()
                 .extent(x.size(0), &args.bounds)
                 .size(weight.layout.columns)
-                .words(fused.epilogue_params(args.frame, args.y, true)?)
+                .structure(&fused.epilogue_params(args.frame, args.y, true)?)
                 .words(x_map.words())
                 .words(weight_map.words());
             Ok(LaunchOp::kernel(function, [config.blocks, 1, 1], THREADS, parameters))
