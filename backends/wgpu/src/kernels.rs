@@ -64,7 +64,8 @@ impl Kernels for WgpuKernels {
         // The backend has no graphs, so calls are never captured.
         Ok(match self.planned(call) {
             // The order of sums in a linear layer depends on the number of rows.
-            Ok(_) => Support {
+            Ok(plan) => Support {
+                workspace_bytes: plan.workspace,
                 capture_safe: false,
                 batch_invariant: !matches!(call.op, Op::Linear(_) | Op::Region(_)),
                 ..Support::native()
