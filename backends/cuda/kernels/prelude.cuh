@@ -71,6 +71,15 @@ template <> __device__ inline bf16 narrow<bf16>(float x) {
     return result;
 }
 
+/* An element in another type, rounded once. In the same type it keeps its bits, those of NaN included. */
+template <typename To, typename From> struct Conversion {
+    static __device__ To of(From x) { return narrow<To>(widen(x)); }
+};
+template <typename T> struct Conversion<T, T> {
+    static __device__ T of(T x) { return x; }
+};
+template <typename To, typename From> __device__ inline To convert(From x) { return Conversion<To, From>::of(x); }
+
 /* Element `i` of an optional vector, or the default if the vector is absent. */
 template <typename T> __device__ inline float or_else(const T* vector, i64 i, float missing) {
     return vector ? widen(vector[i]) : missing;

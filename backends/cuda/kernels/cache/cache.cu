@@ -17,10 +17,10 @@ extern "C" __global__ void kv_write(const __grid_constant__ KvWriteParams p) {
             if (i < p.heads * p.key_size) {
                 /* A row has fewer than 2^31 elements, and 64-bit divisions are slow. */
                 u32 head = (u32)i / (u32)p.key_size, at = (u32)i % (u32)p.key_size;
-                key_to[head * p.key_strides.head + at] = narrow<CACHE>(widen(p.key.at(row, i)));
+                key_to[head * p.key_strides.head + at] = convert<CACHE>(p.key.at(row, i));
             } else {
                 u32 j = (u32)(i - p.heads * p.key_size), head = j / (u32)p.value_size, at = j % (u32)p.value_size;
-                value_to[head * p.value_strides.head + at] = narrow<CACHE>(widen(p.value.at(row, j)));
+                value_to[head * p.value_strides.head + at] = convert<CACHE>(p.value.at(row, j));
             }
         }
     }
@@ -36,9 +36,9 @@ extern "C" __global__ void latent_write(const __grid_constant__ LatentWriteParam
         CACHE* to = p.cache + place / p.slots * p.strides.page + place % p.slots * p.strides.slot;
         FOR_COLUMNS(i, p.heads * size) {
             u32 head = (u32)i / size, at = (u32)i % size;
-            float x = at < value_size ? widen(p.value.at(row, head * value_size + at))
-                                      : widen(p.rest.at(row, head * rest_size + at - value_size));
-            to[head * p.strides.head + at] = narrow<CACHE>(x);
+            to[head * p.strides.head + at] =
+                at < value_size ? convert<CACHE>(p.value.at(row, head * value_size + at))
+                                : convert<CACHE>(p.rest.at(row, head * rest_size + at - value_size));
         }
     }
 }

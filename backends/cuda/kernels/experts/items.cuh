@@ -137,7 +137,7 @@ __device__ inline void copy_rest(const GroupedLinearParams& p, const Item& item,
 #if REST
     for (int i = thread; i < item.count * REST; i += threads) {
         const int assignment = assignment_of(p, item, i / REST, all), at = i % REST;
-        outputs_of(p, assignment)[p.outputs + at] = narrow<Y>(widen(inputs_of(p, assignment)[p.inputs + at]));
+        outputs_of(p, assignment)[p.outputs + at] = convert<Y>(inputs_of(p, assignment)[p.inputs + at]);
     }
 #endif
 }
