@@ -96,7 +96,13 @@ pub(crate) fn run(
     }
     let plan = CheckedPlan::new(device, call.validate()?)?;
     let call = plan.call().clone();
-    let scratch = Scratch::new(device, plan.workspace_bytes())?;
+    // Memory is planned by what the query says.
+    let (said, needed) = (device.kernels().query(&call)?, plan.workspace_bytes());
+    if said.native && said.workspace_bytes < needed {
+        let said = said.workspace_bytes;
+        return Err(Stop::Failed(format!("the plan needs {needed} bytes of workspace, but the query said {said}")));
+    }
+    let scratch = Scratch::new(device, needed)?;
     let image_of = |index: usize| match (&results[index], call.op.updates(index)) {
         (Some(image), _) => Some(image),
         (None, updated) => updated.and_then(|operand| operands[operand].image()),
