@@ -35,18 +35,6 @@ impl Tile {
         if matrices == Some(Matrices::Emulated) {
             return Self { rows: 64, outputs: 32, warp_rows: 32, warp_outputs: 16, step: 32 };
         }
-        // TEMPORARY: sizes for measurements.
-        static TILE: std::sync::OnceLock<Option<[usize; 5]>> = std::sync::OnceLock::new();
-        let given = TILE.get_or_init(|| {
-            let text = std::env::var("DSRUN_WGPU_TILE").ok()?;
-            let sizes: Vec<usize> = text.split(',').filter_map(|size| size.parse().ok()).collect();
-            sizes.try_into().ok()
-        });
-        if rows > 64
-            && let Some([rows, outputs, warp_rows, warp_outputs, step]) = *given
-        {
-            return Self { rows, outputs, warp_rows, warp_outputs, step };
-        }
         if rows <= 64 {
             Self { rows: 64, outputs: 64, warp_rows: 32, warp_outputs: 32, step: 32 }
         } else {
