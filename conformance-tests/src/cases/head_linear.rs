@@ -32,7 +32,7 @@ const SHAPES: &[Shape] = &[
     ("latent", 7, [4, 128, 96, 64], PLAIN),
     ("odd", 33, [3, 96, 7, 5], layout(5, false, None)),
     ("many_rows", 70, [5, 32, 17, 3], PLAIN),
-    ("many_latents", 70, [3, 128, 96, 64], PLAIN),
+    ("many_latents", 18, [2, 64, 24, 8], PLAIN),
     ("extent", 9, [2, 64, 16, 4], layout(8, true, Some(6))),
     ("extent_of_nothing", 6, [2, 32, 8, 2], layout(0, true, Some(0))),
 ];

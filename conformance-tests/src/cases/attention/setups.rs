@@ -220,23 +220,23 @@ pub(super) fn setups() -> Vec<Setup> {
             shared_values: true,
             ..new("shared_values_576", &[(1, 33), (3, 5)], [8, 1, 576])
         },
-        // Enough keys that some kernels split them, heads that fill tiles of several sizes, and prompts.
+        // Just enough keys that some kernels split them, heads that fill tiles of several sizes, and a prompt.
         Setup {
             value_size: 512,
             shared_values: true,
-            ..new("shared_values_576_long", &[(1, 700), (1, 33), (1, 2)], [16, 1, 576])
+            ..new("shared_values_576_long", &[(1, 260), (1, 2)], [8, 1, 576])
         },
         Setup {
             value_size: 512,
             shared_values: true,
             sinks: true,
-            ..new("shared_values_576_many_heads", &[(1, 260), (1, 33)], [64, 1, 576])
+            ..new("shared_values_576_many_heads", &[(1, 40)], [40, 1, 576])
         },
         Setup {
             value_size: 512,
             shared_values: true,
-            window: 70,
-            ..new("shared_values_576_prompts", &[(20, 90), (1, 300), (0, 0), (7, 20)], [20, 1, 576])
+            window: 12,
+            ..new("shared_values_576_prompts", &[(9, 40), (1, 33), (0, 0)], [20, 1, 576])
         },
         Setup {
             value_size: 64,
