@@ -63,9 +63,9 @@ pub(crate) use programs::{DeviceNumbers, StepPrograms};
 pub(crate) use staged_pages::{PAGE_BATCH, STAGING_AREAS, StagedPages};
 use std::sync::Arc;
 pub(crate) use step_interface::{SegmentSet, StepInput, StepOutput, StepSegment, StepSize, StepState};
-pub(crate) use stream::{DiskReads, Identity, StreamPlan, WeightImages, WeightRing};
+use stream::StreamedStep;
+pub(crate) use stream::{DiskReads, Identity, StreamPlan, StreamableLayers, WeightImages, WeightRing};
 pub use stream::{LinkRates, StreamForecast};
-use stream::{StreamableLayers, StreamedStep};
 pub use traffic::StepTraffic;
 
 /// If the KV cache takes all remaining memory, one part in this many of the device's free memory is left free.

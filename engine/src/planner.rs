@@ -11,12 +11,14 @@
 //! | `planner` | the forecast of a mesh, and of all meshes with a given number of devices |
 //! | [`hardware`] | figures of devices |
 //! | `step_cost` | the cost of a rank's program |
+//! | [`streaming`] | weights that do not fit, and are copied from host memory in every step |
 //! | [`simulation`] | a pipeline with the engine's scheduler and a virtual clock |
 //! | [`timeline`] | the schedule of each stage over time, and its idle share |
 
 pub mod hardware;
 pub mod simulation;
 mod step_cost;
+pub mod streaming;
 pub mod timeline;
 
 use crate::{
@@ -34,11 +36,14 @@ use dsrun_models::model::Model;
 use hardware::Hardware;
 use simulation::{SimulatedRequest, simulate};
 use step_cost::StepCost;
+use streaming::{StreamedWeights, stream_weights};
 use timeline::Timeline;
 
 /// The maximum number of ranks per stage in the meshes that are tried. Larger ones are seldom best, but can be requested
 /// explicitly.
 const MOST_TENSOR_RANKS: usize = 16;
+/// The maximum number of requests that [`best_batch`] tries.
+const MOST_REQUESTS: usize = 1024;
 
 /// The requests that a forecast is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -63,16 +68,20 @@ pub enum Bound {
     LinkBandwidth,
     /// The latency of exchanges.
     LinkLatency,
+    /// Copies of weights from host memory.
+    HostBandwidth,
 }
 
 /// The forecast for the ranks of a stage.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct StageForecast {
-    /// Bytes of weights of the fullest rank.
+    /// Bytes of weights on the device of the fullest rank; if weights are streamed, the ring buffer that they are copied to included.
     pub weights: u64,
     /// Bytes of states of the fullest rank: KV cache, request table and receive buffers.
     pub states: u64,
-    /// Microseconds of a decode step, communication included.
+    /// The weights that do not fit, if there is room to stream them.
+    pub streamed: Option<StreamedWeights>,
+    /// Microseconds of a decode step, communication included. Copies of weights overlap with the rest.
     pub step_us: f64,
     /// Microseconds of memory-bound calls in a decode step.
     pub read_us: f64,
@@ -97,7 +106,7 @@ pub struct Forecast {
     pub pp: usize,
     /// The stages in their order.
     pub stages: Vec<StageForecast>,
-    /// Whether weights and states fit into the memory of a device; `None` if that is not known.
+    /// Whether all weights and states fit into the memory of a device; `None` if that is not known.
     pub fits: Option<bool>,
     /// Milliseconds between two tokens of a request.
     pub token_ms: f64,
@@ -142,14 +151,30 @@ impl Forecast {
         })
     }
 
+    /// Bytes that the rank that streams most copies to its device in every step; 0 if all weights fit.
+    pub fn streamed_bytes(&self) -> u64 {
+        let streamed = self.stages.iter().filter_map(|stage| stage.streamed);
+        streamed.map(|streamed| streamed.bytes).max().unwrap_or(0)
+    }
+
+    /// The number of requests below which a byte of device memory is worth more as KV cache than as a resident layer: as KV cache it
+    /// lets more requests share the copies of a step. 0 if no weights are streamed.
+    pub fn cache_threshold(&self, load: Load) -> f64 {
+        let stages = self.stages.iter().filter_map(|stage| Some((stage.streamed?, stage.states)));
+        let of_stage = |(streamed, states): (StreamedWeights, u64)| {
+            streamed.layer_bytes as f64 * load.requests as f64 / states.max(1) as f64
+        };
+        stages.map(of_stage).fold(0.0, f64::max)
+    }
+
     /// Bytes of weights and states of the fullest rank.
     pub fn memory(&self) -> u64 {
         self.stages.iter().map(|stage| stage.weights + stage.states).max().unwrap_or(0)
     }
 }
 
-/// Forecasts a model on every mesh of `devices` devices, the best first: meshes that fit into memory before others, then by the
-/// time between tokens. `mesh` restricts the forecast to one mesh, given as ranks per stage and stages.
+/// Forecasts a model on every mesh of `devices` devices, the best first: meshes that fit into memory, then those that stream weights
+/// from host memory, then others, each by the time between tokens. `mesh` restricts the forecast to one mesh, given as ranks per stage and stages.
 ///
 /// # Errors
 /// If an option is out of range, the mesh does not match the devices, or the model cannot be divided that way.
@@ -190,9 +215,12 @@ pub fn forecast(
         }
     }
     forecasts.sort_by(|a, b| {
-        let order = |forecast: &Forecast| (forecast.fits == Some(false), forecast.token_ms);
-        let ((unfit, ms), (other_unfit, other_ms)) = (order(a), order(b));
-        unfit.cmp(&other_unfit).then(ms.total_cmp(&other_ms))
+        let order = |forecast: &Forecast| match forecast.fits {
+            Some(false) if forecast.streamed_bytes() == 0 => 2,
+            Some(false) => 1,
+            _ => 0,
+        };
+        order(a).cmp(&order(b)).then(a.token_ms.total_cmp(&b.token_ms))
     });
     match (forecasts.is_empty(), refused) {
         (true, Some(error)) => {
@@ -201,6 +229,36 @@ pub fn forecast(
         }
         _ => Ok(forecasts),
     }
+}
+
+/// The forecast with the most tokens per second among those of 1, 2, 4 and so on requests, on one mesh, and its number of requests.
+/// Requests are added while the mesh has room for their KV cache, at most [`MOST_REQUESTS`].
+///
+/// # Errors
+/// Those of [`forecast`].
+pub fn best_batch(
+    model: &Model,
+    mesh: (usize, usize),
+    hardware: &Hardware,
+    options: &EngineOptions,
+    load: Load,
+) -> Result<Option<(usize, Forecast)>> {
+    let mut best: Option<(usize, Forecast)> = None;
+    for requests in
+        std::iter::successors(Some(1), |count| Some(count * 2)).take_while(|count| *count <= MOST_REQUESTS)
+    {
+        let load = Load { requests, ..load };
+        let found = forecast(model, mesh.0 * mesh.1, Some(mesh), hardware, options, load)?;
+        let Some(found) =
+            found.into_iter().find(|found| found.fits != Some(false) || found.streamed_bytes() > 0)
+        else {
+            break;
+        };
+        if best.as_ref().is_none_or(|(_, best)| found.tokens_per_second > best.tokens_per_second) {
+            best = Some((requests, found));
+        }
+    }
+    Ok(best)
 }
 
 /// The options of an engine for a load.
@@ -266,21 +324,32 @@ fn forecast_mesh(
         slowest.ok_or_else(|| Error::internal("a stage has no ranks"))
     };
     let mut stages = Vec::with_capacity(pp);
+    let mut unfit = false;
     for stage in 0..pp {
         let cost = price(stage, generating, generating, load.context)?;
-        let held = ranks_of(stage).map(|rank| held(&programs[rank], &sizes));
+        let held = ranks_of(stage).map(|rank| Ok((held(&programs[rank], &sizes)?, rank)));
         let held = held.collect::<Result<Vec<_>, Error>>()?;
-        let [weights, states] = held.into_iter().max_by_key(|[a, b]| a + b).unwrap_or_default();
+        let ([weights, states], fullest) =
+            held.into_iter().max_by_key(|([a, b], _)| a + b).unwrap_or_default();
+        let streamed = match hardware.memory {
+            Some(memory) if weights + states > memory => {
+                unfit = true;
+                stream_weights(&programs[fullest], [weights, states], memory, hardware.host_bandwidth)?
+            }
+            _ => None,
+        };
+        let copy_us = streamed.map_or(0.0, |(streamed, _)| streamed.copy_us);
         stages.push(StageForecast {
-            weights,
+            weights: streamed.map_or(weights, |(_, on_device)| on_device),
             states,
-            step_us: cost.total_us(),
+            streamed: streamed.map(|(streamed, _)| streamed),
+            step_us: cost.total_us().max(copy_us),
             read_us: cost.read_us,
             compute_us: cost.compute_us,
             exchange_us: cost.exchange_us(),
             read_bytes: cost.bytes as u64,
             chunk_us: 0.0,
-            bound: cost.bound(),
+            bound: if copy_us > cost.total_us() { Bound::HostBandwidth } else { cost.bound() },
         });
     }
     let through: f64 = stages.iter().map(|stage| stage.step_us).sum();
@@ -292,7 +361,8 @@ fn forecast_mesh(
     let chunks = load.prompt.div_ceil(chunk).max(1);
     let chunk = load.prompt.div_ceil(chunks).max(1);
     for (stage, own) in stages.iter_mut().enumerate() {
-        own.chunk_us = price(stage, chunk, 1, load.prompt / 2)?.total_us();
+        let copy_us = own.streamed.map_or(0.0, |streamed| streamed.copy_us);
+        own.chunk_us = price(stage, chunk, 1, load.prompt / 2)?.total_us().max(copy_us);
     }
     let slowest_chunk = stages.iter().map(|stage| stage.chunk_us).fold(0.0, f64::max);
     let through_us: f64 = stages.iter().map(|stage| stage.chunk_us).sum();
@@ -310,7 +380,11 @@ fn forecast_mesh(
         bytes_per_token: bytes * (tp * micro_batches) as u64 / load.requests.max(1) as u64,
         stages,
     };
-    forecast.fits = hardware.memory.map(|memory| forecast.memory() <= memory);
+    forecast.fits = hardware.memory.map(|_| !unfit);
+    // A mesh streams only if each of its stages has room to.
+    if hardware.memory.is_some_and(|memory| forecast.memory() > memory) {
+        forecast.stages.iter_mut().for_each(|stage| stage.streamed = None);
+    }
     Ok(forecast)
 }
 

@@ -39,22 +39,28 @@ pub struct Hardware {
     pub costs: MeshCosts,
     /// The network, if the devices are those of several hosts.
     pub network: Option<Network>,
+    /// Bytes per second that the device copies from pinned host memory.
+    pub host_bandwidth: f64,
 }
 
-/// A row of the table of devices: name, bytes of memory, bytes per second of it, dense bf16 operations per second, and bytes per second
-/// and direction of the links to others.
-type Row = (&'static str, f64, f64, f64, f64);
+/// A row of the table of devices: name, bytes of memory, bytes per second of it, dense bf16 operations per second, bytes per second
+/// and direction of the links to others, and bytes per second of copies from host memory.
+type Row = (&'static str, f64, f64, f64, f64, f64);
+
+/// Copies from host memory over PCIe with 16 lanes, as measured rather than as the data sheet says.
+const PCIE_4: f64 = 2.6e10;
+const PCIE_5: f64 = 5.4e10;
 
 /// Devices with the figures of their data sheets, which real steps do not quite reach. Links are NVLink where the device has it,
 /// else PCIe 4.0 or 5.0 with 16 lanes. Latencies of exchanges are those of [`MeshCosts::ACCELERATORS`].
 const DEVICES: [Row; 7] = [
-    ("a100", 80e9, 2.04e12, 3.12e14, 3.0e11),
-    ("h100", 80e9, 3.35e12, 9.89e14, 4.5e11),
-    ("h200", 141e9, 4.8e12, 9.89e14, 4.5e11),
-    ("b200", 180e9, 8.0e12, 2.25e15, 9.0e11),
-    ("l40s", 48e9, 8.64e11, 3.62e14, 3.2e10),
-    ("rtx-4090", 24e9, 1.008e12, 1.65e14, 3.2e10),
-    ("rtx-5090", 32e9, 1.79e12, 2.1e14, 6.4e10),
+    ("a100", 80e9, 2.04e12, 3.12e14, 3.0e11, PCIE_4),
+    ("h100", 80e9, 3.35e12, 9.89e14, 4.5e11, PCIE_5),
+    ("h200", 141e9, 4.8e12, 9.89e14, 4.5e11, PCIE_5),
+    ("b200", 180e9, 8.0e12, 2.25e15, 9.0e11, PCIE_5),
+    ("l40s", 48e9, 8.64e11, 3.62e14, 3.2e10, PCIE_4),
+    ("rtx-4090", 24e9, 1.008e12, 1.65e14, 3.2e10, PCIE_4),
+    ("rtx-5090", 32e9, 1.79e12, 2.1e14, 6.4e10, PCIE_5),
 ];
 
 impl Hardware {
@@ -73,12 +79,14 @@ impl Hardware {
                 dtype: Some(DType::F32),
                 costs,
                 network: None,
+                host_bandwidth: MeshCosts::HOST.memory_bandwidth,
             });
         }
-        let (name, memory, memory_bandwidth, operations, link_bandwidth) =
+        let (name, memory, memory_bandwidth, operations, link_bandwidth, host_bandwidth) =
             DEVICES.into_iter().find(|(known, ..)| *known == name)?;
         let costs = MeshCosts { memory_bandwidth, operations, link_bandwidth, ..MeshCosts::ACCELERATORS };
-        Some(Self { name: name.into(), memory: Some(memory as u64), dtype: None, costs, network: None })
+        let memory = Some(memory as u64);
+        Some(Self { name: name.into(), memory, dtype: None, costs, network: None, host_bandwidth })
     }
 
     /// The costs of exchanges between these ranks: those of the network if they are on different hosts.

@@ -40,9 +40,15 @@ fn a_plan_says_what_bounds_it_and_draws_it() {
         assert!(ran.out.contains(part), "{part}: {}", ran.out);
     }
     assert!(fs::read_to_string(path).unwrap().starts_with("<svg"));
-    let ran = run(dsrun(&["plan", "llama-70b", "--device", "rtx-4090", "--devices", "2"]));
+    let ran = run(dsrun(&["plan", "llama-70b", "--device", "rtx-4090", "--memory", "4"]));
     assert!(ran.code == Some(0) && ran.out.contains("does not fit"), "{}", ran.out);
     assert!(ran.err.contains("use more --devices"), "{}", ran.err);
+    // Where there is room for a ring of layers, it streams.
+    let flags = ["--device", "rtx-4090", "--host-bandwidth", "20", "--explain"];
+    let ran = run(dsrun(&["plan", "llama-8b", "--memory", "8"]).args(flags));
+    for part in ["streams", "copied from host memory", "at 20 GB/s", "most tokens", "bound by copies", "w4a16"] {
+        assert!(ran.code == Some(0) && ran.out.contains(part), "{part}: {}", ran.out);
+    }
 }
 
 /// The network between hosts slows ranks of a stage that it separates, and hardly a pipeline.

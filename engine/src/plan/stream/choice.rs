@@ -12,6 +12,8 @@ use std::{
 /// For layers of at least this many bytes the ring has two slots. Copies of smaller layers are short, so more slots are
 /// needed to hide delays of a step.
 const LARGE_LAYER: usize = 256 << 20;
+/// Bytes to which weights in a slot are aligned at least.
+const ALIGNMENT: usize = 256;
 /// Buffers for layers that are read from disk. With two, one is read into while the other is copied; more even out a disk whose rate
 /// varies.
 const LEAST_READ_AHEAD: u64 = 2;
@@ -53,33 +55,47 @@ impl StreamableLayers {
     /// those of the device.
     pub(crate) fn new(program: &Program, device: &dyn Device, on_disk: bool) -> Result<Self> {
         let kernels = device.kernels();
+        let least = if on_disk { BLOCK } else { ALIGNMENT };
+        Self::place(program, device.properties().alignment.max(least), &|weight| {
+            let layout = kernels.prepack_query(weight)?;
+            if !layout.relocatable {
+                let message = "the backend cannot stream weights: its packed weights cannot be moved";
+                return Err(Error::unsupported(message));
+            }
+            Ok(layout.bytes)
+        })
+    }
+
+    /// The layers as a device that is not present would have them, if its packed weights were as large as those of the program.
+    ///
+    /// # Errors
+    /// [`dsrun_core::Code::Unsupported`] if the program has no repeating layers.
+    pub(crate) fn estimate(program: &Program) -> Result<Self> {
+        Self::place(program, ALIGNMENT, &|weight| weight.weight_type.bytes())
+    }
+
+    fn place(
+        program: &Program,
+        alignment: usize,
+        packed_bytes: &dyn Fn(&WeightDesc) -> dsrun_core::Result<usize>,
+    ) -> Result<Self> {
         let desc = |weight: &WeightType| WeightDesc { weight_type: weight.clone(), immutable: false };
-        let bytes = |weight: &WeightType| kernels.prepack_query(&desc(weight)).map(|layout| layout.bytes);
-        let least = if on_disk { BLOCK } else { 256 };
-        let alignment = device.properties().alignment.max(least);
         let place = |layer: Layer| -> Result<StreamedLayer> {
             let mut placed = StreamedLayer { weights: Vec::new(), bytes: 0 };
             for id in layer.weights {
                 let value = program.value(id)?;
                 let weight =
                     value.weight_type().ok_or_else(|| Error::internal("is no weight").at(&value.name))?;
-                let layout = kernels.prepack_query(&desc(weight))?;
-                if !layout.relocatable {
-                    let message = "the backend cannot stream weights: its packed weights cannot be moved";
-                    return Err(Error::unsupported(message).at(&value.name).into());
-                }
-                let weight = PlacedWeight {
-                    name: value.name.clone(),
-                    desc: desc(weight),
-                    offset: placed.bytes,
-                    bytes: layout.bytes,
-                };
-                placed.bytes = (placed.bytes + layout.bytes).next_multiple_of(alignment);
+                let desc = desc(weight);
+                let bytes = packed_bytes(&desc).map_err(|error| error.at(&value.name))?;
+                let weight = PlacedWeight { name: value.name.clone(), desc, offset: placed.bytes, bytes };
+                placed.bytes = (placed.bytes + bytes).next_multiple_of(alignment);
                 placed.weights.push(weight);
             }
             Ok(placed)
         };
-        let layers: Vec<_> = layers(program, &bytes)?.into_iter().map(place).collect::<Result<_>>()?;
+        let layers = layers(program, &|weight| packed_bytes(&desc(weight)))?;
+        let layers: Vec<_> = layers.into_iter().map(place).collect::<Result<_>>()?;
         if layers.is_empty() {
             let message = "the program has no repeating layers whose weights could be streamed";
             return Err(Error::unsupported(message).into());

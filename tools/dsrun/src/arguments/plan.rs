@@ -45,6 +45,9 @@ pub(crate) struct Plan {
     /// Microseconds of an exchange, besides its bytes.
     #[arg(long, value_name = "MICROSECONDS")]
     pub(crate) latency_us: Option<f64>,
+    /// Gigabytes per second that a device copies from host memory, for models that do not fit on the devices.
+    #[arg(long, value_name = "GB/S")]
+    pub(crate) host_bandwidth: Option<f64>,
     /// Devices of a host, if the devices are those of several hosts with a network between them.
     #[arg(long, value_name = "COUNT", value_parser = positive)]
     pub(crate) per_host: Option<usize>,

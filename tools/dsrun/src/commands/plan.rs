@@ -11,7 +11,7 @@ use dsrun_engine::{
     Bytes, EngineOptions,
     passes::partition::PipelineOptions,
     planner::{
-        Bound, Forecast, Load, StageForecast, forecast,
+        Bound, Forecast, Load, StageForecast, best_batch, forecast,
         hardware::{Hardware, Network},
         timeline::Timeline,
     },
@@ -83,8 +83,10 @@ pub(crate) fn run(command: &Plan, terminal: &Terminal) -> Result<()> {
     for forecast in &forecasts {
         print(&row(forecast))?;
     }
-    if best.fits == Some(false) {
-        let free = Bytes(hardware.memory.unwrap_or(0));
+    let free = Bytes(hardware.memory.unwrap_or(0));
+    if best.streamed_bytes() > 0 {
+        print(&streaming(&model, best, &hardware, &options, load)?)?;
+    } else if best.fits == Some(false) {
         terminal.note(&format!(
             "no mesh fits into {free} of each device: use more --devices, a smaller --context, fewer requests, or --quantize"
         ));
@@ -154,7 +156,7 @@ fn hardware(command: &Plan) -> Result<Hardware> {
         let names = Hardware::names().join(", ");
         anyhow!(
             "there are no figures of a device `{}`\nhint: choose one of {names}, and replace its figures with --memory, \
-             --memory-bandwidth, --operations, --link-bandwidth and --latency-us",
+             --memory-bandwidth, --operations, --link-bandwidth, --latency-us and --host-bandwidth",
             command.device
         )
     })?;
@@ -166,6 +168,7 @@ fn hardware(command: &Plan) -> Result<Hardware> {
         ("--operations", command.operations, 1e12, Some(&mut costs.operations)),
         ("--link-bandwidth", command.link_bandwidth, 1e9, Some(&mut costs.link_bandwidth)),
         ("--latency-us", command.latency_us, 1.0, Some(&mut costs.latency_us)),
+        ("--host-bandwidth", command.host_bandwidth, 1e9, Some(&mut hardware.host_bandwidth)),
     ];
     for (flag, value, unit, place) in figures {
         let Some(value) = positive(flag, value, flag == "--latency-us")? else { continue };
@@ -203,13 +206,48 @@ fn positive(flag: &str, value: Option<f64>, or_zero: bool) -> Result<Option<f64>
 
 fn row(forecast: &Forecast) -> String {
     let Forecast { tp, pp, token_ms, tokens_per_second, first_token_ms, .. } = forecast;
-    let fits = if forecast.fits == Some(false) { "  does not fit" } else { "" };
+    let fits = match (forecast.fits, forecast.streamed_bytes()) {
+        (Some(false), 0) => "  does not fit".to_owned(),
+        (Some(false), streamed) => format!("  streams {}", Bytes(streamed)),
+        _ => String::new(),
+    };
     format!(
         "{:12} {:>12} {:>14} {token_ms:>10.3} {tokens_per_second:>10.1} {first_token_ms:>14.1}{fits}",
         format!("tp={tp},pp={pp}"),
         Bytes(forecast.memory()).to_string(),
         Bytes(forecast.bytes_per_token).to_string(),
     )
+}
+
+/// What a mesh that streams weights copies, and how many requests generate most.
+fn streaming(
+    model: &Model,
+    best: &Forecast,
+    hardware: &Hardware,
+    options: &EngineOptions,
+    load: Load,
+) -> Result<String> {
+    let stages: Vec<_> = best.stages.iter().filter_map(|stage| stage.streamed).collect();
+    let (streamed, resident): (Vec<_>, Vec<_>) =
+        stages.iter().map(|streamed| (streamed.layers, streamed.resident_layers)).unzip();
+    let (streamed, resident): (usize, usize) = (streamed.iter().sum(), resident.iter().sum());
+    let mut text = format!(
+        "the weights do not fit: {streamed} of {} layers are copied from host memory in every step, {} on each rank at {:.0} GB/s\n\
+         below about {:.0} requests memory is worth more as KV cache of further requests than as resident layers",
+        streamed + resident,
+        Bytes(best.streamed_bytes()),
+        hardware.host_bandwidth / 1e9,
+        best.cache_threshold(load),
+    );
+    if let Some((requests, most)) = best_batch(model, (best.tp, best.pp), hardware, options, load)? {
+        text += &format!(
+            "\nmost tokens: {requests} requests generate {:.1} tokens/s, {:.1} ms a token (--batch {requests})",
+            most.tokens_per_second, most.token_ms
+        );
+    }
+    let few_bits = options.quantize.is_some();
+    text += if few_bits { "" } else { "\nhint: --quantize w4a16 copies a quarter of the bytes of bf16" };
+    Ok(text)
 }
 
 /// What bounds each stage of a mesh.
@@ -236,6 +274,7 @@ fn explained(forecast: &Forecast, hardware: &Hardware) -> String {
             Bound::Operations => "operations",
             Bound::LinkBandwidth => "the bandwidth between devices",
             Bound::LinkLatency => "the latency between devices",
+            Bound::HostBandwidth => "copies of weights from host memory",
         };
         lines.push(format!(
             "stage {} of {}: {} of weights and {} of states on each rank; a step takes {step_us:.0} us: {read_us:.0} reading, \
