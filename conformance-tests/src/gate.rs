@@ -43,8 +43,9 @@
 //! of them.
 //!
 //! To the limit is added the mean square of what one running sum of f32 loses, two standard deviations of it: `2·2⁻²⁴ √n / 3` of
-//! `max(|y|, m / √n)`, which is how far its partial sums go with terms of one sign, and of random signs. It matters from tens of
-//! thousands of terms of one sign on.
+//! `max(|y|, p, m / √n)`, which is how far its partial sums go with terms of one sign, of one sign and then taken off again
+//! ([`Real::partial`], as the mean in a layer norm), and of random signs. It matters from tens of thousands of terms of one sign
+//! on, and in a layer norm of elements that are close to their mean.
 //!
 //! Integers, copies and the values -inf, inf and NaN are exact, except that NaN is only asked for if the device says it is
 //! strict about NaN ([`dsrun_core::device::DeviceProperties::strict_nan`]).
@@ -137,7 +138,8 @@ impl Gate {
     /// The noise of a sum of f32 that is made one term after the other, two standard deviations.
     fn running_sum_noise(real: Real) -> f64 {
         let root = (real.terms as f64).sqrt();
-        2.0 * float::unit(DType::F32) * root / 3.0 * real.value.abs().max(real.magnitude / root.max(1.0))
+        let farthest = real.value.abs().max(real.partial).max(real.magnitude / root.max(1.0));
+        2.0 * float::unit(DType::F32) * root / 3.0 * farthest
     }
 
     /// The largest allowed mean of squared relative errors.

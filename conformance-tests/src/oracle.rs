@@ -36,6 +36,8 @@ pub struct Real {
     pub spread: f64,
     /// The number of terms, for the growth of errors in long sums.
     pub terms: usize,
+    /// How far the partial sums go, where that is not told by the value: those of a mean that is taken off again.
+    pub partial: f64,
 }
 
 impl Real {
@@ -47,6 +49,12 @@ impl Real {
     /// Sets the number of terms.
     pub fn sum(value: f64, magnitude: f64, terms: usize) -> Self {
         Self { value, magnitude, terms, ..Self::default() }
+    }
+
+    /// Sets how far the partial sums go.
+    #[must_use]
+    pub fn by_way_of(self, partial: f64) -> Self {
+        Self { partial, ..self }
     }
 
     /// Sets the sums over terms that may be rounded: of absolute values, and the root of that of squares.

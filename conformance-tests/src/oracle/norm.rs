@@ -27,7 +27,9 @@ pub fn layer_norm(x: &[f64], weight: Option<&[f64]>, bias: Option<&[f64]>, eps: 
         let weight = weight.map_or(1.0, |weight| weight[index]);
         let bias = bias.map_or(0.0, |bias| bias[index]);
         let magnitude = (value.abs() + mean_size) * factor * weight.abs() + bias.abs();
-        Real::sum((value - mean) * factor * weight + bias, magnitude, x.len())
+        let real = Real::sum((value - mean) * factor * weight + bias, magnitude, x.len());
+        // One running sum of the elements goes as far as the mean times their number before the mean is taken off.
+        real.by_way_of(mean.abs() * factor * weight.abs())
     };
     x.iter().enumerate().map(one).collect()
 }
