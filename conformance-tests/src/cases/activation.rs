@@ -8,8 +8,9 @@ use crate::{
     case::{CallCase, Case, Expected, Operand},
     draw::Draw,
     gate::Gate,
-    oracle::activation,
-    random::Values,
+    oracle::{activation, float},
+    random::{Random, Values},
+    tensor::Tensor,
 };
 use dsrun_core::{
     DType,
@@ -28,9 +29,32 @@ pub(super) fn activation(dtype: DType) -> Vec<Case> {
         let mut planes = planes(&name, dtype, KINDS, |features| features);
         planes.extend(special_planes(&name, dtype, |features| features));
         planes.extend(threshold_planes(&name, dtype, |features| features));
-        planes.into_iter().map(|plane| activation_case(dtype, *function, plane)).collect::<Vec<_>>()
+        let numbers = number_case(dtype, *function);
+        let cases = planes.into_iter().map(|plane| activation_case(dtype, *function, plane));
+        cases.chain([numbers]).collect::<Vec<_>>()
     };
     Nonlinearity::ALL.iter().flat_map(of).collect()
+}
+
+/// Numbers at which functions are easily cut short: both tails in small steps, the ends of the range, infinities, NaN and zeros.
+fn numbers(dtype: DType) -> Tensor {
+    let tails = (0..240).map(|step| f64::from(step - 200) / 2.0);
+    let small = (0..16).map(|step| 2f64.powi(-step) * if step % 2 == 0 { 1.0 } else { -1.0 });
+    let (largest, smallest) = (float::largest(dtype), float::smallest_normal(dtype));
+    let ends =
+        [largest, -largest, smallest, -smallest, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+    let all: Vec<f64> = tails.chain(small).chain(ends).collect();
+    Tensor::floats(dtype, &[1, all.len()], &all)
+}
+
+/// A function of all [`numbers`], without a bias or a limit that would hide some.
+fn number_case(dtype: DType, function: Nonlinearity) -> Case {
+    let x = numbers(dtype);
+    let reals = x.values().into_iter().map(|x| activation::activation(function, 0.0, x, 0.0));
+    let expected = Expected::reals(reals).gated(gate(function));
+    let id = format!("activation_{}/{dtype}/special_numbers", function.name());
+    let operands = vec![Operand::tensor(x), None];
+    Case::new(id, CallCase::new(Activation { function, limit: 0.0 }, operands, vec![expected]))
 }
 
 pub(super) fn drawn_activation(dtype: DType, draw: &mut Draw) -> Case {
@@ -62,7 +86,32 @@ pub(super) fn gated_activation(dtype: DType) -> Vec<Case> {
         planes.extend(threshold_planes(&name, dtype, |features| features));
         planes.into_iter().map(|plane| gated_case(dtype, *layout, plane)).collect::<Vec<_>>()
     };
-    GateLayout::ALL.iter().flat_map(of).collect()
+    let layouts = GateLayout::ALL.iter().flat_map(of);
+    layouts.chain(Nonlinearity::ALL.iter().map(|function| gated_number_case(dtype, *function))).collect()
+}
+
+/// Gates of all [`numbers`]: one row with ups of usual sizes, one with the same numbers in another order as ups.
+fn gated_number_case(dtype: DType, function: Nonlinearity) -> Case {
+    let id = format!("gated_activation_separate/{dtype}/special_numbers_{}", function.name());
+    let (mut random, row) = (Random::named(&id), numbers(dtype));
+    let columns = row.shape[1];
+    let usual = random.tensor(dtype, &[columns], Values::Uniform).bits;
+    let others = random.shuffled(columns).into_iter().map(|at| row.bits[at]);
+    let shape = vec![2, columns];
+    let gates = Tensor { dtype, shape: shape.clone(), bits: row.bits.repeat(2) };
+    // A gate so small that it may be flushed is not multiplied by infinity.
+    let (one, values) = (float::bits(dtype, 1.0), row.values());
+    let others = others.zip(values).map(|(up, gate)| {
+        let is_infinite = float::value(dtype, up).is_infinite();
+        if is_infinite && gate < -10.0 { one } else { up }
+    });
+    let ups = Tensor { dtype, shape, bits: usual.into_iter().chain(others).collect() };
+    let pairs = gates.values().into_iter().zip(ups.values());
+    let reals = pairs.map(|(gate, up)| activation::gated(function, 0.0, 0.0, [gate, 0.0], [up, 0.0]));
+    let expected = Expected::reals(reals).gated(gate(function));
+    let operands = vec![Operand::tensor(gates), Operand::tensor(ups), None];
+    let op = GatedActivation { function, layout: GateLayout::Separate, limit: 0.0, up_offset: 0.0 };
+    Case::new(id, CallCase::new(op, operands, vec![expected]))
 }
 
 pub(super) fn drawn_gated_activation(dtype: DType, draw: &mut Draw) -> Case {

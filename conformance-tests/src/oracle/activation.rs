@@ -41,12 +41,32 @@ fn at_most(x: f64, limit: f64) -> f64 {
     if x.is_nan() || limit == 0.0 { x } else { x.min(limit) }
 }
 
+/// The exponent of a sigmoid that is below the smallest normal f32, over the unit of the gates, 8 f32 roundings.
+const FLUSHED: f64 = -126.0 + 21.0;
+
 /// `f(min(x + bias, limit))`.
 ///
-/// The magnitude is that of the sum and not of the value: with a bias the sum is rounded before `f` is applied, and in the
-/// lower tail of the GELUs `1 + erf` cancels, which leaves an error proportional to `x`.
+/// The magnitude of most functions is that of the sum and not of the value: with a bias the sum is rounded before `f` is applied,
+/// and in the lower tail of the GELUs `1 + erf` cancels, which leaves an error proportional to `x`.
+///
+/// Nothing cancels in `x / (1 + exp(-c x))`, whose lower tail is `x exp(c x)`. With `s` the sum, its errors are the rounding of `s`
+/// times the slope of `f`, and a share of the value: a few roundings, and that of the exponential's argument `c s`, which the
+/// exponential turns into a relative error. A sigmoid below the smallest normal f32 may be flushed, or the exponential in it
+/// may have overflowed, both from `s` of about -87 on. Then the result is zero, and off by up to `s` times that number: more than
+/// the gate allows for a result that is flushed itself.
 pub fn activation(function: Nonlinearity, limit: f64, x: f64, bias: f64) -> Real {
-    Real::new(apply(function, at_most(x + bias, limit)), x.abs() + bias.abs())
+    let (sum, size) = (at_most(x + bias, limit), x.abs() + bias.abs());
+    let value = apply(function, sum);
+    let factor = match function {
+        Nonlinearity::Silu => 1.0,
+        Nonlinearity::QuickGelu => 1.702,
+        _ => return Real::new(value, size),
+    };
+    let sigmoid = 1.0 / (1.0 + (-factor * sum).exp());
+    let slope = sigmoid * (1.0 + factor * sum * (1.0 - sigmoid));
+    let share = value.abs() * (1.0 + factor * sum.abs() * (1.0 - sigmoid));
+    let magnitude = (slope.abs() * size).max(share) + sum.abs() * FLUSHED.exp2();
+    Real::new(value, magnitude.min(size))
 }
 
 /// `f(min(gate + gate_bias, limit)) * (clamp(up + up_bias, -limit, limit) + up_offset)`.
