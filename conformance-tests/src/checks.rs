@@ -238,6 +238,18 @@ pub const CHECKS: &[Check] = &[
         raw::arguments_of_calls
     ),
     check!(
+        "raw_weights",
+        "a plugin called through its C tables refuses weights of unknown formats, other types and other devices",
+        None,
+        raw::weights
+    ),
+    check!(
+        "raw_workspaces",
+        "a plugin called through its C tables refuses a workspace that is too short or not its own",
+        None,
+        raw::workspaces
+    ),
+    check!(
         "raw_resources",
         "a plugin called through its C tables refuses missing devices and more memory than there is",
         None,

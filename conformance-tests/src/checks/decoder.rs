@@ -11,6 +11,7 @@ mod shapes;
 
 use super::{
     bench::{Bench, Given, Held, Outcome, Stop, ensure, fail, floats, same_bits},
+    faults::Nobodys,
     tape::{Tape, Value},
 };
 use crate::{
@@ -21,7 +22,7 @@ use crate::{
     tensor::Tensor,
 };
 use dsrun_core::{
-    DType, WeightFormat,
+    DType, WeightFormat, WeightType,
     device::Device,
     graph::Graphs,
     op::{
@@ -33,7 +34,7 @@ use dsrun_core::{
 use shapes::{
     EXPERTS, EXPERTS_OF_INTEGERS, INTEGERS, LARGE_HEADS, OTHER_HEADS, SHAPES, Shape, VARIANTS, Variant,
 };
-use std::iter;
+use std::{iter, sync::Arc};
 
 const LAYERS: usize = 3;
 const BLOCK: usize = 16;
@@ -103,6 +104,30 @@ impl Place {
     }
 }
 
+/// What stands for the weights of layers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stored {
+    /// Their types, which is enough to ask whether a device runs the layers: making the weights may take a minute.
+    Types,
+    Weights,
+}
+
+impl Stored {
+    fn weight(
+        self,
+        bench: &mut Bench,
+        random: &mut Random,
+        format: WeightFormat,
+        shape: [usize; 2],
+        size: f64,
+    ) -> Result<Given, Stop> {
+        match self {
+            Self::Types => Ok(Given::Weight(Arc::new(Nobodys(WeightType { format, shape: shape.to_vec() })))),
+            Self::Weights => bench.pack(&random_weight(random, format, shape, size).0),
+        }
+    }
+}
+
 /// Layers with their weights.
 struct Layers {
     shape: &'static Shape,
@@ -119,7 +144,7 @@ struct Layers {
 }
 
 impl Layers {
-    fn new(bench: &mut Bench, dtype: DType, shape: &'static Shape) -> Result<Self, Stop> {
+    fn new(bench: &mut Bench, dtype: DType, shape: &'static Shape, stored: Stored) -> Result<Self, Stop> {
         let random = &mut Random::named(&format!("decoder/{}", shape.named(dtype)));
         let format = match shape.format {
             Some(name) => WeightFormat::from_name(name)
@@ -158,8 +183,7 @@ impl Layers {
                 // Dense ones have now and then an element a hundred times as large, which makes rows five times as large.
                 let rare = if matches!(format, WeightFormat::Dense(_)) { 8.0 } else { 1.0 };
                 let size = size / (columns as f64).sqrt() / rare;
-                let (weight, _) = random_weight(random, format, [rows, columns], size);
-                operands.push(bench.pack(&weight)?);
+                operands.push(stored.weight(bench, random, format, [rows, columns], size)?);
                 operands.extend(bias);
                 Ok::<_, Stop>(operands)
             };
@@ -222,8 +246,7 @@ impl Layers {
         let mut table = |wanted: bool, rows: usize| match wanted {
             true => {
                 let dense = WeightFormat::Dense(dtype);
-                let (weight, _) = random_weight(random, dense, [rows, shape.hidden], 1.0);
-                bench.pack(&weight)
+                stored.weight(bench, random, dense, [rows, shape.hidden], 1.0)
             }
             false => Ok(Given::Absent),
         };
@@ -473,10 +496,12 @@ fn of_shapes(subject: &Subject, shapes: &'static [Shape]) -> Outcome {
 
 fn of_shape(bench: &mut Bench, graphs: &dyn Graphs, dtype: DType, shape: &'static Shape) -> Outcome {
     let name = shape.named(dtype);
-    let layers = Layers::new(bench, dtype, shape)?;
+    let place = Place::new(bench, dtype, shape)?;
+    let (tape, results, _) = Layers::new(bench, dtype, shape, Stored::Types)?.tape(bench, &place)?;
+    tape.ask(bench, &name, &results)?;
+    let layers = Layers::new(bench, dtype, shape, Stored::Weights)?;
     let mut random = Random::named(&format!("decoder/{name}/launches"));
     let table = random.shuffled(PAGES);
-    let place = Place::new(bench, dtype, shape)?;
     place.set(bench, &mut random, &table, 1)?;
     let (tape, results, caches) = layers.tape(bench, &place)?;
     let bound = tape.bind_region(bench, &name, &results)?;

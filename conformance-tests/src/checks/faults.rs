@@ -18,7 +18,11 @@ use dsrun_core::{
     op::{Add, Linear},
 };
 use dsrun_plugin_sdk::NO_MESSAGE;
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 /// Fails unless something was refused with one of these codes and a reason.
 pub(super) fn refused<T>(what: &str, result: Result<T>, codes: &[Code]) -> Outcome {
@@ -36,7 +40,7 @@ pub(super) fn refused<T>(what: &str, result: Result<T>, codes: &[Code]) -> Outco
 
 /// A buffer, an event and a weight of no backend at all.
 #[derive(Debug)]
-struct Nobodys(WeightType);
+pub(super) struct Nobodys(pub(super) WeightType);
 
 impl Buffer for Nobodys {
     fn bytes(&self) -> usize {
@@ -277,6 +281,25 @@ pub(super) fn opening(subject: &Subject) -> Outcome {
     sum_is_right(&mut bench)
 }
 
+/// If a device measures time, then that between events: at least what the host waits between them, at most what it sees go by.
+fn time_passes(bench: &mut Bench) -> Outcome {
+    const PAUSE: Duration = Duration::from_millis(30);
+    let [start, end] = [bench.device.event()?, bench.device.event()?];
+    let begun = Instant::now();
+    bench.stream.record(&*start)?;
+    start.synchronize("an event before a pause", TIMEOUT)?;
+    thread::sleep(PAUSE);
+    bench.stream.record(&*end)?;
+    end.synchronize("an event behind a pause", TIMEOUT)?;
+    let most = begun.elapsed();
+    let elapsed = end.elapsed_since(&*start).during("time between two events")?;
+    // Clocks of devices are not exact.
+    let bounds = PAUSE.mul_f64(0.9)..=most.mul_f64(1.1);
+    ensure(elapsed.is_none_or(|elapsed| bounds.contains(&elapsed)), || {
+        format!("{elapsed:?} are said to lie between events that are {PAUSE:?} to {most:?} apart")
+    })
+}
+
 /// Events by the book: reached before they were ever recorded, and after what they stand behind is done.
 pub(super) fn events(subject: &Subject) -> Outcome {
     let mut bench = Bench::new(subject.device())?;
@@ -291,7 +314,12 @@ pub(super) fn events(subject: &Subject) -> Outcome {
     bench.stream.record(&*late)?;
     late.synchronize("a recorded event", TIMEOUT)?;
     ensure(late.reached()? && event.reached()?, || "an event that was waited for is not reached".into())?;
-    late.elapsed_since(&*event).during("time between two events")?;
+    let never = bench.device.event()?;
+    for (end, start) in [(&never, &event), (&late, &never)] {
+        let elapsed: std::result::Result<_, Error> = end.elapsed_since(&**start);
+        refused("time from or to an event that was never recorded", elapsed, &[])?;
+    }
+    time_passes(&mut bench)?;
     let mut other = bench.device.stream()?;
     other.wait(&*late)?;
     other.synchronize("a stream that waits for an event of the past", TIMEOUT)?;

@@ -79,8 +79,10 @@ pub(super) fn process(subject: &Subject) -> Outcome {
     let plan = bench.plan(Add { alpha: 1.0 }, &operands)?;
     let (weight, _) = random_weight(&mut Random::named("leaks"), WeightFormat::Dense(dtype), [2, 64], 0.1);
     type Make<'a> = &'a mut dyn FnMut(&mut Bench) -> Outcome;
-    let kinds: [(&str, Make<'_>); 6] = [
+    let kinds: [(&str, Make<'_>); 7] = [
         ("buffers", &mut |bench| bench.buffer(64).map(drop)),
+        // What an allocator takes from the system in whole pages.
+        ("buffers of a mebibyte", &mut |bench| bench.buffer(1 << 20).map(drop)),
         ("events", &mut |bench| {
             let event = bench.device.event()?;
             Ok(bench.stream.record(&*event)?)

@@ -34,6 +34,10 @@ macro_rules! free {
     };
 }
 
+mod products;
+
+pub(super) use products::{weights, workspaces};
+
 /// All bytes zero.
 fn zero<T: Zero>() -> T {
     // SAFETY: `Zero` says that it is valid.
@@ -465,7 +469,7 @@ pub(super) fn arguments_of_calls(subject: &Subject) -> Outcome {
         let copied = call!(raw.stream, copy(raw.queue, &raw const range, &raw const good));
         refused(&format!("a copy from a range {what}"), copied, None)?;
     }
-    refused("filling with 256", call!(raw.stream, fill(raw.queue, &raw const good, 256)), Some("byte"))?;
+    refused("filling with 256", call!(raw.stream, fill(raw.queue, &raw const good, 256)), None)?;
     free!(raw.op, plan_free, plan);
     for buffer in [a, b, y, scratch] {
         free!(raw.memory, free, buffer);

@@ -84,14 +84,23 @@ impl Tape {
         name: &str,
         results: &[Value],
     ) -> Result<Bound, Stop> {
+        let (op, operands) = self.ask(bench, name, results)?;
+        let plan = bench.plan(op, &operands)?;
+        bench.bind(&plan, &operands)
+    }
+
+    /// Asks whether the device runs all calls as one, and gives the op of the region and its operands.
+    ///
+    /// # Errors
+    /// [`Stop::Unsupported`] if it does not.
+    pub(crate) fn ask(&self, bench: &Bench, name: &str, results: &[Value]) -> Result<(Op, Vec<Given>), Stop> {
         let (region, operands) = self.region(name, results)?;
         let op = Op::Region(region.into());
         let support = bench.support(&op, &operands)?;
         if !support.native {
             return Err(Stop::Unsupported(format!("{name}: {}", support.reason)));
         }
-        let plan = bench.plan(op, &operands)?;
-        bench.bind(&plan, &operands)
+        Ok((op, operands))
     }
 
     /// The region, and its operands in their order: as they are first used.
