@@ -31,6 +31,8 @@ pub enum Values {
     Nan,
     /// Zeros of both signs.
     Zeros,
+    /// Up to a thousandth of the largest value of the type.
+    Large,
 }
 
 impl Values {
@@ -106,6 +108,7 @@ impl Random {
                 _ => self.normal(),
             },
             Values::Zeros => self.pick(&[0.0, -0.0]),
+            Values::Large => self.between(-1.0, 1.0) * float::largest(dtype) / 1000.0,
             Values::Special => match self.below(12) {
                 0 => f64::INFINITY,
                 1 => f64::NEG_INFINITY,

@@ -19,7 +19,7 @@ use dsrun_core::{
     DType,
     op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
 };
-use setups::{Setup, drawn_setup, random_setups, setups, thresholds};
+use setups::{Setup, drawn_setup, random_setups, setups, thresholds, unpaged_thresholds};
 use special::{Place, special_setups};
 
 /// The tensors of a step.
@@ -46,9 +46,10 @@ impl Batch {
         }
         let needs = |all: usize| all.div_ceil(setup.block);
         let used: usize = setup.sequences.iter().map(|(_, all)| needs(*all)).sum();
-        // Two pages are unused, and one column of the block table.
+        // Two pages are unused, and one column of the block table, unless there is one sequence.
         let pages = used + 2;
-        let columns = setup.sequences.iter().map(|(_, all)| needs(*all)).max().unwrap_or(0) + 1;
+        let spare = usize::from(setup.sequences.len() != 1);
+        let columns = setup.sequences.iter().map(|(_, all)| needs(*all)).max().unwrap_or(0) + spare;
         let mut free = random.shuffled(pages).into_iter();
         let mut table = Vec::new();
         for (new, all) in &setup.sequences {
@@ -66,7 +67,15 @@ impl Batch {
                 (0..heads).map(|head| 2f64.powf(-8.0 * (head + 1) as f64 / heads as f64)).collect();
             Tensor::floats(DType::F32, &[heads], &slopes)
         });
-        let sinks = setup.sinks.then(|| random.tensor(DType::F32, &[heads], Values::HeavyTailed));
+        // Among four sinks or more, one outweighs all keys, and one has no weight.
+        let sinks = setup.sinks.then(|| {
+            let mut sinks = random.tensor(DType::F32, &[heads], Values::HeavyTailed);
+            if heads >= 4 {
+                sinks.bits[0] = 60f32.to_bits();
+                sinks.bits[1] = f32::NEG_INFINITY.to_bits();
+            }
+            sinks
+        });
         let longest = setup.sequences.iter().map(|(new, _)| *new).max().unwrap_or(0);
         let bits = (setup.mask == AttentionMask::Explicit).then(|| {
             let words = longest.div_ceil(32);
@@ -75,7 +84,8 @@ impl Batch {
             let all: Vec<u32> = (0..tokens * words).map(|index| word(random, index / words)).collect();
             Tensor::words(&[tokens, words], &all)
         });
-        let scale = (setup.key_size as f32).sqrt().recip();
+        // Not the usual scale in most steps, which a backend might take for granted.
+        let scale = (setup.key_size as f32).sqrt().recip() * random.pick(&[1.0, 0.75, 1.5, -0.5]);
         Self { tokens, start, pages, columns, table, scale, alibi, sinks, bits }
     }
 
@@ -219,11 +229,13 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
         Operand::laid(Tensor::vector(&all), per_sequence)
     };
     let table = Tensor::integers(&[setup.sequences.len(), batch.columns], &batch.table);
+    // Tensors of one shape have strides of their own all the same.
     let gaps = Layout::strided(rows.gap, 0);
+    let wider = Layout { gap: if rows.gap > 0 { rows.gap + 8 } else { 0 }, ..rows };
     let operands = vec![
         Operand::laid(query, rows),
         Operand::laid(keys, gaps),
-        cached.and_then(|cached| Operand::laid(cached, gaps)),
+        cached.and_then(|cached| Operand::laid(cached, Layout::strided(wider.gap, 0))),
         vector(batch.start.clone()),
         vector(setup.sequences.iter().map(|(new, _)| *new).collect()),
         vector(setup.sequences.iter().map(|(_, length)| *length).collect()),
@@ -256,6 +268,7 @@ pub(super) fn unpaged(dtype: DType) -> Vec<Case> {
         }
     };
     let mut all = setups();
+    all.extend(unpaged_thresholds());
     all.extend(random_setups(&mut Random::named(&format!("attention/{dtype}"))));
     all.extend(special_setups(dtype));
     let mut cases = Vec::new();
@@ -356,7 +369,7 @@ fn unpaged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, val
     let operands = vec![
         Operand::laid(query, rows),
         Operand::laid(key, rows),
-        Operand::laid(value, rows),
+        Operand::laid(value, Layout { gap: if rows.gap > 0 { rows.gap + 8 } else { 0 }, ..rows }),
         vector(batch.start.clone()),
         vector(setup.sequences.iter().map(|(new, _)| *new).collect()),
         batch.alibi.clone().and_then(Operand::tensor),

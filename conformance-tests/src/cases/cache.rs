@@ -29,6 +29,8 @@ const WRITES: &[Write] = &[
     ("slots_65537", [65_537, 1, 1, 1, 1], 40, None, 0),
     ("heads_257", [2, 257, 2, 2, 2], 3, None, 0),
     ("sizes_100_and_116", [3, 9, 4, 100, 116], 7, None, 0),
+    ("more_tokens_than_pages", [3, 2, 300, 4, 4], 410, None, 8),
+    ("tokens_8193", [33, 1, 256, 1, 1], 8193, None, 0),
     (SPECIAL, [4, 2, 8, 24, 16], 19, None, 3),
 ];
 
@@ -66,7 +68,9 @@ fn write_case([from, dtype]: [DType; 2], id: String, mut random: Random, write: 
     let slots = slots_of(&mut random, [pages, block], tokens);
     let (mut operands, mut results) = (Vec::new(), Vec::new());
     let mut rows = Vec::new();
-    for size in [key_size, value_size] {
+    // Tensors of one shape have strides of their own all the same.
+    let apart = |number: usize| if gap > 0 { gap + number } else { 0 };
+    for (number, size) in [key_size, value_size].into_iter().enumerate() {
         let shape = [pages, heads, block, size];
         let before = random.tensor(dtype, &shape, Values::Special);
         let new = new_rows(&mut random, label, [from, dtype], [tokens, heads * size]);
@@ -78,9 +82,9 @@ fn write_case([from, dtype]: [DType; 2], id: String, mut random: Random, write: 
                 elements[at] = element(from, *bits, dtype);
             }
         }
-        operands.push(Operand::laid(before, Layout::strided(gap, 1)));
+        operands.push(Operand::laid(before, Layout::strided(apart(number), 1)));
         results.push(Expected::new(elements));
-        rows.push(Operand::laid(new, Layout::strided(gap, 0).with_extent(extent)));
+        rows.push(Operand::laid(new, Layout::strided(apart(2 + number), 0).with_extent(extent)));
     }
     operands.extend(rows);
     operands.push(Operand::laid(Tensor::vector(&slots), Layout::default().with_extent(extent)));

@@ -24,7 +24,13 @@ pub(super) fn add(dtype: DType) -> Vec<Case> {
         let plane = Plane { random: Random::named(&id), id, values: Values::Special, number: 3, ..plane };
         add_case(dtype, plane, Some(0.0))
     });
-    planes.into_iter().map(|plane| add_case(dtype, plane, None)).chain(zero).collect()
+    // Sums of numbers near the end of the range, whose parts are not multiplied by anything on the way.
+    let large = special_planes("add", dtype, |features| features).into_iter().next().map(|plane| {
+        let id = format!("add/{dtype}/special_large");
+        let plane = Plane { random: Random::named(&id), id, values: Values::Large, number: 1, ..plane };
+        add_case(dtype, plane, None)
+    });
+    planes.into_iter().map(|plane| add_case(dtype, plane, None)).chain(zero).chain(large).collect()
 }
 
 pub(super) fn drawn_add(dtype: DType, draw: &mut Draw) -> Case {
@@ -35,7 +41,9 @@ fn add_case(dtype: DType, plane: Plane, alpha: Option<f32>) -> Case {
     let (mut random, columns, number) = (plane.random.clone(), plane.features, plane.number);
     let shape = [plane.rows, columns];
     let (a, b) = (random.tensor(dtype, &shape, plane.values), random.tensor(dtype, &shape, plane.values));
-    let c = (number % 2 == 1).then(|| random.tensor(dtype, &shape, plane.values));
+    // Unequal extents meet all operands.
+    let c = (number % 2 == 1 || plane.id.ends_with("/extent"))
+        .then(|| random.tensor(dtype, &shape, plane.values));
     // The bias may have another type than the other operands.
     let bias_type = if number % 8 == 2 { DType::F32 } else { dtype };
     let bias = (number % 4 >= 2).then(|| random.tensor(bias_type, &[columns], Values::Uniform));

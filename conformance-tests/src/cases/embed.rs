@@ -34,6 +34,7 @@ const MANY: &[Shape] = &[
     ("rows_8193", 8193, 3, 2, 0, None),
     ("rows_65537", 65_537, 3, 1, 0, None),
     ("table_65537", 300, 65_537, 2, 0, None),
+    ("table_140000", 60, 140_000, 1, 0, None),
     ("columns_16385", 2, 3, 16_385, 0, None),
 ];
 
@@ -44,7 +45,9 @@ pub(super) fn embed(dtype: DType) -> Vec<Case> {
         for (number, shape) in SHAPES.iter().chain(many).enumerate() {
             let id = format!("embed_{format}/{dtype}/{}", shape.0);
             let random = Random::named(&id);
-            cases.push(embed_case(dtype, id, random, format, *shape, number % 2 == 1));
+            // Unequal extents meet all operands.
+            let with_positions = number % 2 == 1 || shape.0 == "extent";
+            cases.push(embed_case(dtype, id, random, format, *shape, with_positions));
         }
     }
     cases
@@ -89,10 +92,11 @@ fn embed_case(
     let positions = with_positions.then(|| {
         let position = |random: &mut Random| random.pick(&[0, 1, 2, 7, 13, 14, 15, 1000, -1, -2]);
         let positions: Vec<i32> = (0..tokens).map(|_| position(&mut random)).collect();
-        let dense = WeightFormat::Dense(dtype);
-        let (table, _) = random_weight(&mut random, dense, [16, columns], 0.5);
+        let (dense, offset) = (WeightFormat::Dense(dtype), random.pick(&[0u32, 2, 300]));
+        let rows = if offset < 16 { 16 } else { offset as usize + 14 };
+        let (table, _) = random_weight(&mut random, dense, [rows, columns], 0.5);
         let elements = weight::reals(&table.weight_type, &table.bytes);
-        (positions, table, elements, random.pick(&[0u32, 2]))
+        (positions, table, elements, offset)
     });
     let reals = ids.iter().enumerate().flat_map(|(token, id)| {
         let position =
@@ -127,13 +131,14 @@ const GATHERS: &[Gather] = &[
     ("bounded_wants", 12, None, 20, Some(13), 3),
     ("all_bounded", 12, Some(0), 20, Some(0), 0),
     ("rows_1025", 1025, None, 1025, None, 0),
+    ("rows_140000", 140_000, None, 60, None, 0),
 ];
 
 pub(super) fn gather_rows(dtype: DType) -> Vec<Case> {
     let one = |gather: &Gather| {
         let id = format!("gather_rows/{dtype}/{}", gather.0);
         let random = Random::named(&id);
-        gather_case(dtype, id, random, *gather, 33)
+        gather_case(dtype, id, random, *gather, if gather.1 > 100_000 { 1 } else { 33 })
     };
     GATHERS.iter().map(one).collect()
 }

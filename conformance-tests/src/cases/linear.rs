@@ -7,6 +7,7 @@ use crate::{
     gate::Gate,
     oracle::{float, linear, weight},
     random::{Random, Values},
+    tensor::Tensor,
 };
 use dsrun_core::{BlockFormat, DType, GroupFormat, GroupOffset, WeightFormat, WeightType, op::Linear};
 use std::ops::Range;
@@ -57,7 +58,9 @@ fn random_block(random: &mut Random, format: BlockFormat, size: f64) -> Vec<u8> 
         _ => (100.0, None),
     };
     let mut bytes: Vec<u8> = (0..format.bytes()).map(|_| random.bits() as u8).collect();
-    let scale = random.between(0.5, 1.5) / levels;
+    // Scales of files are negative now and then.
+    let sign = random.pick(&[1.0, 1.0, 1.0, -1.0]);
+    let scale = sign * random.between(0.5, 1.5) / levels;
     let scales = [Some(scale), minimum.map(|minimum| random.between(0.0, 1.5) / minimum)];
     for (index, scale) in scales.into_iter().flatten().enumerate() {
         let at = scale_bytes(format).start + 2 * index;
@@ -178,6 +181,18 @@ const THRESHOLDS: &[Shape] = &[
     ("inputs_8193", 2, 2, 8193, PLAIN),
     ("inputs_16385", 1, 2, 16_385, PLAIN),
     ("inputs_65537", 1, 1, 65_537, PLAIN),
+    // Many rows of more outputs than one thread or vector has.
+    ("rows_37_outputs_8201", 37, 8201, 2, PLAIN),
+    ("rows_1033_outputs_33", 1033, 33, 8, PLAIN),
+];
+
+/// Cases for dense weights only, whose activations are zero but for a few: in a long sum of many terms the gate hides one that is
+/// left out, here it shows. Rows enough for kernels of one row, of a few and of tiles.
+const SPARSE: &[(&str, [usize; 3])] = &[
+    ("sparse_inputs_4099", [37, 3, 4099]),
+    ("sparse_inputs_16387", [6, 2, 16_387]),
+    ("sparse_inputs_65539", [5, 2, 65_539]),
+    ("sparse_row_of_65539", [1, 2, 65_539]),
 ];
 
 /// The dense formats, the block formats, and group formats with every group size, offset and type of scale.
@@ -254,6 +269,9 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
             };
             cases.push(product.case(dtype));
         }
+        if let WeightFormat::Dense(stored) = format {
+            cases.push(special_weight_case(dtype, stored));
+        }
         if format == WeightFormat::Dense(dtype) {
             let shapes = THRESHOLDS.iter().copied().enumerate();
             cases.extend(shapes.map(|(number, (label, m, n, k, layout))| {
@@ -262,7 +280,9 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
                 let (random, bias, to) = (Random::named(&id), number % 2 == 1, dtype);
                 Product { id, format, sizes: [m, n, k], layout, values, bias, to, random }.case(dtype)
             }));
-            cases.extend([Values::Rare, Values::Zeros].map(|values| special_case(dtype, values)));
+            let special = [Values::Rare, Values::Zeros, Values::Large];
+            cases.extend(special.map(|values| special_case(dtype, values)));
+            cases.extend(SPARSE.iter().map(|(label, sizes)| sparse_case(dtype, label, *sizes)));
             cases.push(subnormal_case(dtype));
         }
     }
@@ -277,6 +297,53 @@ fn special_case(dtype: DType, values: Values) -> Case {
     Product { id, format, sizes: [29, 17, 33], layout, values, bias, to, random }.case(dtype)
 }
 
+/// A product with few terms that are not zero: every 61st and the last three of a row.
+fn sparse_case(dtype: DType, label: &str, [m, n, k]: [usize; 3]) -> Case {
+    let id = format!("linear_{dtype}/{dtype}/{label}");
+    let mut random = Random::named(&id);
+    let mut x = random.tensor(dtype, &[m, k], Values::Uniform);
+    for row in x.bits.chunks_mut(k) {
+        let hidden = |column: &usize| !column.is_multiple_of(61) && column + 3 < k;
+        (0..k).filter(hidden).for_each(|column| row[column] = 0);
+    }
+    let (weight, elements) = random_weight(&mut random, WeightFormat::Dense(dtype), [n, k], 1.0);
+    dense_case(dtype, id, x, (weight, elements), [m, n, k])
+}
+
+/// What zero multiplies is not skipped: it may be NaN or infinite. Each of the first rows of the weight has NaN or infinity in one
+/// place, each of the last rows of the activations NaN, in columns of vectors and of the remainder; every third number is zero.
+fn special_weight_case(dtype: DType, stored: DType) -> Case {
+    let [m, n, k] = [23, 40, 77];
+    let id = format!("linear_{stored}/{dtype}/special_weights");
+    let mut random = Random::named(&id);
+    let mut plane = |dtype: DType, rows: usize| {
+        let shape = [rows, k];
+        let mut values = random.tensor(dtype, &shape, Values::Uniform).values();
+        (0..rows * k).filter(|at| (at / k + at % k).is_multiple_of(3)).for_each(|at| values[at] = 0.0);
+        values
+    };
+    let (mut x, mut elements) = (plane(dtype, m), plane(stored, n));
+    for row in 0..n / 2 {
+        let number = if row.is_multiple_of(2) { f64::NAN } else { f64::INFINITY };
+        elements[row * k + (37 * row + 72) % k] = number;
+    }
+    for row in m / 2..m {
+        x[row * k + (29 * row + 73) % k] = f64::NAN;
+    }
+    let (x, stored) = (Tensor::floats(dtype, &[m, k], &x), Tensor::floats(stored, &[n, k], &elements));
+    let weight_type = WeightType { format: WeightFormat::Dense(stored.dtype), shape: vec![n, k] };
+    let weight = Weight { weight_type, bytes: stored.bytes() };
+    dense_case(dtype, id, x, (weight, stored.values()), [m, n, k])
+}
+
+/// A product with a dense weight, given with its elements.
+fn dense_case(dtype: DType, id: String, x: Tensor, weight: (Weight, Vec<f64>), sizes: [usize; 3]) -> Case {
+    let (weight, elements) = weight;
+    let expected = Expected::reals(linear::linear(&x.values(), &elements, None, sizes));
+    let operands = vec![Operand::tensor(x), Operand::weight(weight), None];
+    Case::new(id, CallCase::new(Linear { dtype }, operands, vec![expected]))
+}
+
 /// Subnormal activations and large weights, whose products are normal numbers.
 fn subnormal_case(dtype: DType) -> Case {
     let [m, n, k] = [9, 17, 40];
@@ -284,10 +351,8 @@ fn subnormal_case(dtype: DType) -> Case {
     let mut random = Random::named(&id);
     let x = random.tensor(dtype, &[m, k], Values::Subnormal);
     let size = 2f64.powi(if dtype == DType::F16 { 9 } else { 100 });
-    let (weight, elements) = random_weight(&mut random, WeightFormat::Dense(dtype), [n, k], size);
-    let expected = Expected::reals(linear::linear(&x.values(), &elements, None, [m, n, k]));
-    let operands = vec![Operand::tensor(x), Operand::weight(weight), None];
-    Case::new(id, CallCase::new(Linear { dtype }, operands, vec![expected]))
+    let weight = random_weight(&mut random, WeightFormat::Dense(dtype), [n, k], size);
+    dense_case(dtype, id, x, weight, [m, n, k])
 }
 
 /// Numbers of inputs and outputs of random cases; 128 and 256 are tile sizes of large products.

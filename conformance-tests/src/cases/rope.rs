@@ -29,12 +29,20 @@ const SHAPES: &[Shape] = &[
     ("head_96_partly", 7, 2, 96, 16, 1000, layout(0, None)),
     ("head_128", 33, 4, 128, 64, 4000, layout(32, None)),
     ("odd_head", 4, 3, 7, 3, 11, layout(5, None)),
+    ("head_256", 3, 2, 256, 128, 9, layout(0, None)),
+    ("head_512_partly", 2, 2, 512, 200, 77, layout(4, None)),
+    (FAST, 7, 2, 16, 6, 3, layout(0, None)),
     ("nothing_rotated", 3, 2, 8, 0, 3, layout(0, None)),
     ("far_positions", 6, 2, 64, 32, 131_000, layout(0, None)),
     ("farthest_exact_positions", 3, 1, 64, 32, (1 << 24) - 3, layout(0, None)),
     ("extent", 6, 3, 32, 16, 40, layout(8, Some(4))),
     ("extent_of_nothing", 6, 3, 32, 16, 40, layout(0, Some(0))),
 ];
+
+/// The label of the case with frequencies above 1 and below 0.
+const FAST: &str = "fast_and_backwards";
+/// The label of the case whose rows are all at position 0.
+const AT_ZERO: &str = "special_at_zero";
 
 /// Shapes just over sizes at which kernels change.
 const THRESHOLDS: &[Shape] = &[
@@ -56,7 +64,7 @@ pub(super) fn rope(dtype: DType) -> Vec<Case> {
         let special = [
             ("special_rare", Values::Rare, 3),
             ("special_zeros", Values::Zeros, 3),
-            ("special_at_zero", Values::Special, 0),
+            (AT_ZERO, Values::Special, 0),
         ];
         let special = special.into_iter().map(move |(label, values, first)| {
             let id = format!("rope_{}/{dtype}/{label}", pairing.name());
@@ -89,18 +97,22 @@ fn rope_case(
     id: String,
     mut random: Random,
     pairing: RopePairing,
-    (_, rows, heads, head, pairs, first, layout): Shape,
+    (label, rows, heads, head, pairs, first, layout): Shape,
     values: Values,
 ) -> Case {
     let features = heads * head;
     let x = random.tensor(dtype, &[rows, features], values);
     let skipped = |row: usize| row % 5 == 3;
-    let position = |row: usize| if skipped(row) { -1 } else { first + row as i32 };
+    let step = i32::from(label != AT_ZERO);
+    let position = |row: usize| if skipped(row) { -1 } else { first + step * row as i32 };
     let positions: Vec<i32> = (0..rows).map(position).collect();
     let base = random.pick(&[10_000f64, 500_000.0]);
-    let frequencies: Vec<f64> = (0..pairs).map(|pair| base.powf(-(pair as f64) / pairs as f64)).collect();
+    let usual = |pair: usize| base.powf(-(pair as f64) / pairs as f64);
+    let fast = |pair: usize| [-0.75, 1.5, -2.25, 0.0, 3.0, -0.01][pair % 6];
+    let frequencies: Vec<f64> =
+        (0..pairs).map(|pair| if label == FAST { fast(pair) } else { usual(pair) }).collect();
     let frequencies = Tensor::floats(DType::F32, &[pairs], &frequencies);
-    let scale = random.pick(&[1.0f32, 1.0, 1.25]);
+    let scale = if label == AT_ZERO { 1.0 } else { random.pick(&[1.0f32, 1.0, 1.25]) };
     let (values, frequency) = (x.values(), frequencies.values());
     let mut elements = Vec::new();
     for (index, values) in values.chunks(head).enumerate() {

@@ -32,6 +32,11 @@ const GREEDY: Filters = Filters { temperature: 0.0, top_k: 0, top_p: 1.0, min_p:
 const PLAIN: Filters = Filters { temperature: 1.0, ..GREEDY };
 const NO_PENALTIES: Penalties = Penalties { repetition: 1.0, presence: 0.0, frequency: 0.0 };
 
+/// The layout of a table of requests beside a tensor with this one: if that has gaps, with gaps of another size.
+fn gaps(beside: Layout, more: usize) -> Layout {
+    Layout::strided(if beside.gap > 0 { beside.gap + 4 * more } else { 0 }, 0)
+}
+
 /// The requests of the rows in random order, some of them -1.
 fn requests(random: &mut Random, rows: usize, capacity: usize) -> Vec<i32> {
     // In a long batch, whole tiles in the middle are padding.
@@ -52,6 +57,8 @@ pub(super) fn drawn_logit_process(dtype: DType, draw: &mut Draw) -> Case {
 
 fn process_case(dtype: DType, plane: Plane) -> Case {
     let (mut random, rows, vocabulary) = (plane.random.clone(), plane.rows, plane.features);
+    // Special values, unequal extents and vocabularies of all sizes meet all operands.
+    let with_all = ["special_", "columns_", "/extent"].iter().any(|part| plane.id.contains(part));
     let capacity = 1 + random.below(9);
     let logits = random.tensor(dtype, &[rows, vocabulary], plane.values);
     let requests = requests(&mut random, rows, capacity);
@@ -73,14 +80,14 @@ fn process_case(dtype: DType, plane: Plane) -> Case {
         _ => 0,
     };
     let counts: Vec<i32> = (0..capacity * vocabulary).map(|_| count(&mut random)).collect();
-    let bias = (plane.number % 2 == 1).then(|| {
+    let bias = (with_all || plane.number % 2 == 1).then(|| {
         let value =
             |random: &mut Random| if random.chance(0.1) { f64::NEG_INFINITY } else { random.normal() };
         let all: Vec<f64> = (0..capacity * vocabulary).map(|_| value(&mut random)).collect();
         Tensor::floats(DType::F32, &[capacity, vocabulary], &all)
     });
     let words = vocabulary.div_ceil(32);
-    let mask = (!plane.number.is_multiple_of(3)).then(|| {
+    let mask = (with_all || !plane.number.is_multiple_of(3)).then(|| {
         let all: Vec<u32> = (0..rows * words).map(|_| random.bits() as u32).collect();
         Tensor::words(&[rows, words], &all)
     });
@@ -96,15 +103,13 @@ fn process_case(dtype: DType, plane: Plane) -> Case {
     };
     let expected = Expected::new((0..values.len()).map(element).collect()).laid(plane.other(5), vocabulary);
     let vector = Layout { gap: 0, ..plane.layout };
+    let gaps = |more: usize| gaps(plane.layout, more);
     let operands = vec![
         Operand::laid(logits, plane.layout),
         Operand::laid(Tensor::vector(&requests), vector),
-        Operand::tensor(Tensor::floats(DType::F32, &[capacity, SAMPLING_COLUMNS], &table)),
-        Operand::laid(
-            Tensor::integers(&[capacity, vocabulary], &counts),
-            Layout::strided(plane.layout.gap, 0),
-        ),
-        bias.and_then(Operand::tensor),
+        Operand::laid(Tensor::floats(DType::F32, &[capacity, SAMPLING_COLUMNS], &table), gaps(1)),
+        Operand::laid(Tensor::integers(&[capacity, vocabulary], &counts), gaps(0)),
+        bias.and_then(|bias| Operand::laid(bias, gaps(2))),
         mask.and_then(|mask| Operand::laid(mask, plane.layout)),
     ];
     Case::new(plane.id, CallCase::new(LogitProcess {}, operands, vec![expected]))
@@ -230,8 +235,11 @@ impl Batch {
             Operand::laid(self.logits, self.layout),
             Operand::laid(Tensor::vector(&self.requests), vector),
             Operand::laid(Tensor::vector(&self.positions), vector),
-            Operand::tensor(Tensor::floats(DType::F32, &[capacity, SAMPLING_COLUMNS], &table)),
-            Operand::tensor(Tensor::words(&[capacity, 2], &self.seeds)),
+            Operand::laid(
+                Tensor::floats(DType::F32, &[capacity, SAMPLING_COLUMNS], &table),
+                gaps(self.layout, 1),
+            ),
+            Operand::laid(Tensor::words(&[capacity, 2], &self.seeds), gaps(self.layout, 2)),
         ];
         Case::new(self.id, CallCase::new(Sample {}, operands, results))
     }
@@ -267,6 +275,8 @@ const UNUSUAL_FILTERS: &[(&str, Filters)] = &[
     ("hot_min_p", Filters { temperature: 4.0, min_p: 0.25, ..PLAIN }),
     ("top_k_and_min_p", Filters { top_k: 300, min_p: 0.0078125, ..PLAIN }),
     ("top_k_and_top_p", Filters { top_k: 300, top_p: 0.75, ..PLAIN }),
+    ("coldest", Filters { temperature: 0.0009765625, ..PLAIN }),
+    ("top_p_of_nothing", Filters { top_p: 0.0, ..PLAIN }),
 ];
 
 /// Label, rows and vocabulary size of cases with unusual filters, and of those just over sizes at which kernels change.
@@ -328,6 +338,20 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
         cases.push(mixed(id, &mut random, logits, Layout::default(), &unusual));
     }
     cases.push(hopeless(dtype));
+    cases.push(late_tokens(dtype));
+    // The one case whose tensors have their extents one by one.
+    let id = format!("sample_mixed/{dtype}/extent");
+    let mut random = Random::named(&id);
+    let logits = random.scaled(dtype, &[12, 61], Values::Uniform, 6.0);
+    let layout = Layout::strided(3, 1).with_extent(Some(7));
+    cases.push(mixed(id, &mut random, logits, layout, &[GREEDY, PLAIN, Filters { top_k: 7, ..PLAIN }]));
+    // Tokens that are nearly as likely as each other, so that those just inside and just outside a filter are drawn.
+    for (label, filters) in [("top_k_of_257", UNUSUAL_FILTERS[2].1), ("top_k_of_700", UNUSUAL_FILTERS[3].1)] {
+        let id = format!("sample_{label}/{dtype}/flat");
+        let mut random = Random::named(&id);
+        let logits = random.scaled(dtype, &[400, 1009], Values::Uniform, 0.05);
+        cases.push(mixed(id, &mut random, logits, Layout::default(), &[filters]));
+    }
     cases.extend(
         FILTERS
             .iter()
@@ -360,13 +384,28 @@ fn mixed(id: String, random: &mut Random, logits: Tensor, layout: Layout, filter
         vocabulary,
         layout,
         requests: requests(random, rows, capacity),
-        positions: (0..rows).map(|_| random.below(100_000) as i32).collect(),
+        // Near ones, and any at all.
+        positions: (0..rows)
+            .map(|row| if row % 3 == 1 { (random.bits() >> 33) as i32 } else { random.below(100_000) as i32 })
+            .collect(),
         filters: filters.to_vec(),
         seeds: (0..2 * capacity).map(|_| random.bits() as u32).collect(),
         logits,
         distribution: None,
     };
     batch.case()
+}
+
+/// Rows in which only tokens beyond 17 bits can be drawn.
+fn late_tokens(dtype: DType) -> Case {
+    const FIRST: usize = (1 << 17) + 5;
+    let id = format!("sample_plain/{dtype}/late_tokens");
+    let mut random = Random::named(&id);
+    let mut logits = random.scaled(dtype, &[6, FIRST + 40], Values::Uniform, 2.0);
+    for row in logits.bits.chunks_mut(FIRST + 40) {
+        row[..FIRST].fill(f32::NEG_INFINITY.to_bits());
+    }
+    mixed(id, &mut random, logits, Layout::default(), &[PLAIN])
 }
 
 /// Rows without a token that can be drawn, and with exactly one.

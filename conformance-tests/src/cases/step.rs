@@ -22,6 +22,45 @@ const SHAPES: &[(&str, [usize; 5])] = &[
     ("pages_run_out", [8, 8, 1, 4, 20]),
 ];
 
+/// Shapes just over sizes that a byte or 16 bits count: requests, tokens of a vocabulary, pages and positions.
+const THRESHOLDS: &[(&str, [usize; 5])] = &[
+    ("requests_300", [300, 290, 2, 4, 9]),
+    ("vocabulary_140000", [6, 6, 3, 16, 140_000]),
+    ("pages_70000", [70, 5, 1000, 1, 10]),
+    ("positions_150000", [3, 3, 5, 30_000, 20]),
+];
+
+/// What is special about the tensors of a case.
+#[derive(Clone, Copy, Default)]
+struct Variant {
+    /// Rows behind those of all tokens.
+    spare: usize,
+    /// Whether there are extents.
+    bounded: bool,
+    /// The gap between the rows of every table; tables of one shape have gaps of their own.
+    gap: usize,
+    /// The number of tokens of the longest prompt.
+    longest: usize,
+    /// How many of the last prompt's tokens lie behind the end of the prompt ids.
+    behind: usize,
+    /// The extent of the request table; `None` for none. Requests behind it are treated as -1.
+    requests: Option<usize>,
+}
+
+impl Variant {
+    const PLAIN: Self = Self { spare: 0, bounded: false, gap: 0, longest: 20, behind: 0, requests: None };
+
+    /// The layout of table `number` of a case.
+    fn table(self, number: usize) -> Layout {
+        Layout::strided(if self.gap > 0 { self.gap + number } else { 0 }, 0).with_extent(self.requests)
+    }
+
+    /// The layout of a vector with an entry for each request.
+    fn vector(self) -> Layout {
+        Layout::default().with_extent(self.requests)
+    }
+}
+
 fn table(random: &mut Random, [capacity, _, blocks, block, vocabulary]: [usize; 5]) -> Requests {
     let mut free = random.shuffled(capacity * blocks).into_iter();
     let mut requests = Requests {
@@ -58,8 +97,22 @@ pub(super) fn prepare_step(dtype: DType) -> Vec<Case> {
         for (variant, spare, bounded) in [("full", 0, false), ("padded", 5, false), ("extents", 5, true)] {
             let id = format!("prepare_step/{dtype}/{label}_{variant}");
             let random = Random::named(&id);
-            cases.push(prepare_case(id, random, *shape, spare, bounded));
+            cases.push(prepare_case(id, random, *shape, Variant { spare, bounded, ..Variant::PLAIN }));
         }
+    }
+    let mixed = [9, 7, 4, 16, 257];
+    let further = [
+        ("mixed_strided", mixed, Variant { gap: 3, ..Variant::PLAIN }),
+        ("long_prompts", mixed, Variant { longest: 700, ..Variant::PLAIN }),
+        ("prompt_runs_out", mixed, Variant { behind: 3, longest: 9, ..Variant::PLAIN }),
+        ("requests_behind_the_extent", mixed, Variant { requests: Some(6), ..Variant::PLAIN }),
+    ];
+    let over =
+        THRESHOLDS.iter().map(|(label, shape)| (*label, *shape, Variant { spare: 5, ..Variant::PLAIN }));
+    for (label, shape, variant) in further.into_iter().chain(over) {
+        let id = format!("prepare_step/{dtype}/{label}");
+        let random = Random::named(&id);
+        cases.push(prepare_case(id, random, shape, variant));
     }
     cases
 }
@@ -80,17 +133,18 @@ pub(super) fn drawn_prepare_step(_: DType, draw: &mut Draw) -> Case {
     let shape = drawn_shape(draw);
     let spare = draw.pick(&[0, 5]);
     let bounded = spare > 0 && draw.sometimes();
-    prepare_case(draw.id(), draw.values(), shape, spare, bounded)
+    prepare_case(draw.id(), draw.values(), shape, Variant { spare, bounded, ..Variant::PLAIN })
 }
 
-fn prepare_case(id: String, mut random: Random, shape: [usize; 5], spare: usize, bounded: bool) -> Case {
+fn prepare_case(id: String, mut random: Random, shape: [usize; 5], variant: Variant) -> Case {
+    let Variant { spare, bounded, longest, behind, .. } = variant;
     let [capacity, sequences, blocks, block, vocabulary] = shape;
     let before = table(&mut random, shape);
     let order = random.shuffled(capacity);
     let mut plan: Vec<Planned> = Vec::new();
     let (mut tokens, mut prompt) = (0usize, 0usize);
     for request in order.into_iter().take(sequences) {
-        let length = if random.chance(0.5) { 1 } else { 1 + random.below(20) };
+        let length = if random.chance(0.5) { 1 } else { 1 + random.below(longest) };
         let is_prompt = length > 1 || random.chance(0.3);
         plan.push(Planned {
             request: request as i32,
@@ -100,6 +154,15 @@ fn prepare_case(id: String, mut random: Random, shape: [usize; 5], spare: usize,
         tokens += length;
         prompt += if is_prompt { length } else { 0 };
     }
+    // The prompt whose tokens come last begins so late that some of them lie behind the end.
+    if let Some(last) =
+        plan.iter_mut().filter(|planned| planned.source >= 0).max_by_key(|planned| planned.source)
+    {
+        let all = (tokens + spare) as i32;
+        if behind > 0 {
+            last.source = all - (last.length - behind as i32).max(0);
+        }
+    }
     // Padded sequences come last.
     let padded = if spare > 0 { 2 } else { 0 };
     plan.extend(vec![Planned { request: -1, length: 0, source: -1 }; padded]);
@@ -108,6 +171,12 @@ fn prepare_case(id: String, mut random: Random, shape: [usize; 5], spare: usize,
     let row = |random: &mut Random| if random.chance(0.2) { -1 } else { random.below(tokens.max(1)) as i32 };
     let rows: Vec<i32> = (0..sequences + 3).map(|_| row(&mut random)).collect();
     let mut after = before.clone();
+    let asked = plan.clone();
+    for planned in &mut plan {
+        if variant.requests.is_some_and(|real| planned.request >= real as i32) {
+            *planned = Planned { request: -1, length: 0, source: -1 };
+        }
+    }
     let step = prepare(&mut after, &plan, &prompt_ids, &rows, all, block);
 
     let extent = |real: usize| Layout::default().with_extent(bounded.then_some(real));
@@ -134,23 +203,24 @@ fn prepare_case(id: String, mut random: Random, shape: [usize; 5], spare: usize,
         Expected::new(plan.iter().zip(&step.query_start).map(start).collect()).laid(per_sequence, 1),
         Expected::integers(&step.query_length).laid(per_sequence, 1),
         Expected::integers(&step.kv_length).laid(per_sequence, 1),
-        Expected::new(plan.iter().zip(&step.tables).flat_map(pages).collect()).laid(per_sequence, blocks),
+        Expected::new(plan.iter().zip(&step.tables).flat_map(pages).collect())
+            .laid(Layout { gap: variant.table(1).gap, ..per_sequence }, blocks),
         Expected::integers(&step.row_positions).laid(per_row, 1),
-        Expected::integers(&after.length),
-        Expected::integers(&flat(&after.counts)),
+        Expected::integers(&after.length).laid(variant.vector(), 1),
+        Expected::integers(&flat(&after.counts)).laid(variant.vector(), vocabulary),
     ];
     let vector = |all: Vec<i32>, layout: Layout| Operand::laid(Tensor::vector(&all), layout);
     let operands = vec![
-        vector(plan.iter().map(|planned| planned.request).collect(), per_sequence),
-        vector(plan.iter().map(|planned| planned.length).collect(), per_sequence),
-        vector(plan.iter().map(|planned| planned.source).collect(), per_sequence),
+        vector(asked.iter().map(|planned| planned.request).collect(), per_sequence),
+        vector(asked.iter().map(|planned| planned.length).collect(), per_sequence),
+        vector(asked.iter().map(|planned| planned.source).collect(), per_sequence),
         vector(prompt_ids, per_token),
         vector(rows, per_row),
-        Operand::tensor(Tensor::integers(&[capacity, blocks], &flat(&before.block_table))),
-        vector(before.last_token.clone(), Layout::default()),
-        vector(before.finished.clone(), Layout::default()),
-        vector(before.length.clone(), Layout::default()),
-        Operand::tensor(Tensor::integers(&[capacity, vocabulary], &flat(&before.counts))),
+        Operand::laid(Tensor::integers(&[capacity, blocks], &flat(&before.block_table)), variant.table(0)),
+        vector(before.last_token.clone(), variant.vector()),
+        vector(before.finished.clone(), variant.vector()),
+        vector(before.length.clone(), variant.vector()),
+        Operand::laid(Tensor::integers(&[capacity, vocabulary], &flat(&before.counts)), variant.table(2)),
     ];
     Case::new(id, CallCase::new(PrepareStep { block_size: block as u32 }, operands, results))
 }
@@ -161,8 +231,19 @@ pub(super) fn commit_tokens(dtype: DType) -> Vec<Case> {
         for (variant, stops, bounded) in [("plain", 0, false), ("stops", 3, false), ("extent", 40, true)] {
             let id = format!("commit_tokens/{dtype}/{label}_{variant}");
             let random = Random::named(&id);
-            cases.push(commit_case(id, random, *shape, stops, bounded));
+            cases.push(commit_case(id, random, *shape, stops, Variant { bounded, ..Variant::PLAIN }));
         }
+    }
+    let mixed = [9, 7, 4, 16, 257];
+    let further = [
+        ("mixed_strided", mixed, Variant { gap: 5, ..Variant::PLAIN }),
+        ("requests_behind_the_extent", mixed, Variant { requests: Some(6), ..Variant::PLAIN }),
+    ];
+    let over = THRESHOLDS.iter().map(|(label, shape)| (*label, *shape, Variant::PLAIN));
+    for (label, shape, variant) in further.into_iter().chain(over) {
+        let id = format!("commit_tokens/{dtype}/{label}");
+        let random = Random::named(&id);
+        cases.push(commit_case(id, random, shape, 70, variant));
     }
     cases
 }
@@ -170,10 +251,16 @@ pub(super) fn commit_tokens(dtype: DType) -> Vec<Case> {
 pub(super) fn drawn_commit_tokens(_: DType, draw: &mut Draw) -> Case {
     let (shape, stops) = (drawn_shape(draw), draw.pick(&[0, 1, 3, 40]));
     let bounded = draw.sometimes();
-    commit_case(draw.id(), draw.values(), shape, stops, bounded)
+    commit_case(draw.id(), draw.values(), shape, stops, Variant { bounded, ..Variant::PLAIN })
 }
 
-fn commit_case(id: String, mut random: Random, shape: [usize; 5], stops: usize, bounded: bool) -> Case {
+fn commit_case(
+    id: String,
+    mut random: Random,
+    shape: [usize; 5],
+    stops: usize,
+    Variant { bounded, gap, requests: real, .. }: Variant,
+) -> Case {
     let [capacity, _, _, _, vocabulary] = shape;
     let mut before = table(&mut random, shape);
     // No request occurs twice; some rows are skipped because of their request, some because of their token.
@@ -189,25 +276,42 @@ fn commit_case(id: String, mut random: Random, shape: [usize; 5], stops: usize, 
     let stop_ids: Vec<i32> = (0..stops).map(|_| stop(&mut random)).collect();
     let extent = bounded.then_some(rows.len() / 2);
     // Every other token that is counted stands in the prompt too.
-    for (request, id) in rows.iter().step_by(2).filter(|(request, id)| *request >= 0 && *id >= 0) {
-        before.counts[*request as usize][*id as usize] |= IN_PROMPT;
+    // Some stand at the end of what a byte or 16 bits count, and one at the largest count, where it stays.
+    let counted = |(request, id): &&(i32, i32)| *request >= 0 && *id >= 0;
+    for (number, (request, id)) in rows.iter().filter(counted).enumerate() {
+        let count = &mut before.counts[*request as usize][*id as usize];
+        if number % 4 == 3 {
+            *count = [255, 65_535, IN_PROMPT - 2, IN_PROMPT - 1][number / 4 % 4];
+        }
+        if number.is_multiple_of(2) || number % 16 == 15 {
+            *count |= IN_PROMPT;
+        }
     }
     let mut after = before.clone();
-    commit(&mut after, &rows[..extent.unwrap_or(rows.len())], &stop_ids);
+    let there = |(request, id): &(i32, i32)| match real {
+        Some(real) if *request >= real as i32 => (-1, *id),
+        _ => (*request, *id),
+    };
+    let valid: Vec<(i32, i32)> = rows[..extent.unwrap_or(rows.len())].iter().map(there).collect();
+    commit(&mut after, &valid, &stop_ids);
     let layout = Layout::default().with_extent(extent);
+    let per_request = Layout::default().with_extent(real);
     let (requests, ids): (Vec<i32>, Vec<i32>) = rows.into_iter().unzip();
     let operands = vec![
         Operand::laid(Tensor::vector(&requests), layout),
         Operand::laid(Tensor::vector(&ids), layout),
         Operand::tensor(Tensor::vector(&stop_ids)),
-        Operand::tensor(Tensor::vector(&before.last_token)),
-        Operand::tensor(Tensor::vector(&before.finished)),
-        Operand::tensor(Tensor::integers(&[capacity, vocabulary], &flat(&before.counts))),
+        Operand::laid(Tensor::vector(&before.last_token), per_request),
+        Operand::laid(Tensor::vector(&before.finished), per_request),
+        Operand::laid(
+            Tensor::integers(&[capacity, vocabulary], &flat(&before.counts)),
+            Layout { gap, ..per_request },
+        ),
     ];
     let results = vec![
-        Expected::integers(&after.last_token),
-        Expected::integers(&after.finished),
-        Expected::integers(&flat(&after.counts)),
+        Expected::integers(&after.last_token).laid(per_request, 1),
+        Expected::integers(&after.finished).laid(per_request, 1),
+        Expected::integers(&flat(&after.counts)).laid(per_request, vocabulary),
     ];
     Case::new(id, CallCase::new(CommitTokens {}, operands, results))
 }

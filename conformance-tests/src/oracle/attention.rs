@@ -43,7 +43,9 @@ pub fn attend(scoring: Scoring, query: &[f64], seen: &[Seen<'_>], value_size: us
     for (score, error) in &mut scores {
         *error = if *score == f64::NEG_INFINITY { 0.0 } else { *error };
     }
-    scores.extend(scoring.sink.map(|sink| (sink, 0.0)));
+    // The difference of a score and a sink that is the largest is rounded like a score of that size.
+    let size = |sink: f64| if sink == f64::NEG_INFINITY { 0.0 } else { sink.abs() };
+    scores.extend(scoring.sink.map(|sink| (sink, size(sink))));
     let largest = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
     let total: f64 = scores.iter().map(|(score, _)| (score - largest).exp()).sum();
     let weights: Vec<f64> = scores.iter().map(|(score, _)| (score - largest).exp() / total).collect();

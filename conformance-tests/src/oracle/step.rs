@@ -75,7 +75,7 @@ pub fn prepare(
         if let Some(request) = running {
             for offset in 0..brings {
                 let id = if planned.source >= 0 {
-                    let id = prompt_ids[planned.source as usize + offset];
+                    let id = prompt_ids.get(planned.source as usize + offset).copied().unwrap_or(-1);
                     let count = usize::try_from(id).ok().and_then(|id| requests.counts[request].get_mut(id));
                     if let Some(count) = count {
                         *count |= IN_PROMPT;
@@ -112,7 +112,9 @@ pub fn commit(requests: &mut Requests, rows: &[(i32, i32)], stop_ids: &[i32]) {
             continue;
         }
         requests.last_token[request] = *id;
-        requests.counts[request][token] += 1;
+        let count = &mut requests.counts[request][token];
+        // The count saturates below the bit of the prompt.
+        *count += i32::from(*count & (IN_PROMPT - 1) != IN_PROMPT - 1);
         if stop_ids.contains(id) {
             requests.finished[request] = 1;
         }

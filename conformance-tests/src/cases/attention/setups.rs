@@ -256,17 +256,51 @@ pub(super) fn setups() -> Vec<Setup> {
 
 /// Steps just over sizes at which kernels change. Heads are small, and so the steps are cheap.
 pub(super) fn thresholds() -> Vec<Setup> {
+    use AttentionMask::{Bidirectional, Explicit};
     let new = Setup::new;
     vec![
         new("sequences_1025", &many(1025, |number| (1, 1 + number % 3)), [1, 1, 4]),
         new("sequences_8193", &many(8193, |number| (1, 1 + number % 2)), [1, 1, 2]),
         new("heads_257", &[(2, 5), (1, 3)], [257, 257, 4]),
-        new("group_of_128", &[(2, 5), (1, 33)], [128, 1, 4]),
+        Setup { sinks: true, ..new("group_of_128", &[(2, 5), (1, 33)], [128, 1, 4]) },
         new("keys_8193", &[(1, 8193)], [2, 1, 4]),
         new("keys_16385", &[(1, 16_385), (1, 2)], [1, 1, 4]),
         new("keys_65537", &[(1, 65_537)], [1, 1, 2]),
         Setup { block: 1, ..new("pages_16385", &[(1, 16_385)], [1, 1, 4]) },
+        Setup { block: 1, ..new("pages_40000", &[(1, 40_000)], [1, 1, 2]) },
         Setup { window: 9000, ..new("window_9000", &[(2, 10_000)], [1, 1, 4]) },
+        Setup { block: 300, ..new("pages_of_300", &[(3, 700), (2, 299), (1, 301)], [2, 1, 4]) },
+        Setup {
+            mask: Explicit,
+            layout: Layout::strided(3, 0),
+            ..new("explicit_300", &[(300, 310), (2, 40), (67, 67)], [2, 1, 4])
+        },
+        Setup { mask: Explicit, window: 7, ..new("explicit_window", &[(40, 50), (9, 9)], [4, 2, 16]) },
+        Setup {
+            mask: Bidirectional,
+            window: 7,
+            ..new("bidirectional_window", &[(40, 50), (9, 9)], [4, 2, 16])
+        },
+    ]
+}
+
+/// The same for attention without a cache.
+pub(super) fn unpaged_thresholds() -> Vec<Setup> {
+    use AttentionMask::Bidirectional;
+    let new = Setup::new;
+    vec![
+        new("sequences_1300", &many(1300, |number| (1 + number % 3, 1 + number % 3)), [1, 1, 4]),
+        new("heads_257", &[(2, 2), (1, 1)], [257, 257, 4]),
+        Setup { alibi: true, mask: Bidirectional, ..new("tokens_1300", &[(1300, 1300), (2, 2)], [1, 1, 2]) },
+        Setup {
+            softcap: 3.0,
+            mask: Bidirectional,
+            ..new("softcap_both_ways", &[(20, 20), (2, 2)], [2, 2, 8])
+        },
+        Setup {
+            layout: Layout::strided(8, 1),
+            ..new("heads_of_three_groups", &[(9, 9), (4, 4)], [12, 3, 16])
+        },
     ]
 }
 
