@@ -239,7 +239,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check!(
         "raw_weights",
-        "a plugin called through its C tables refuses weights of unknown formats, other types and other devices",
+        "a plugin called through its C tables refuses weights of unknown formats and of other types",
         None,
         raw::weights
     ),

@@ -107,9 +107,9 @@ fn desc<A>(
     }
 }
 
-/// Weights of no known format, of another type than was planned, and of another device.
+/// Weights of no known format, of another type than was planned, and none at all.
 pub(in crate::checks) fn weights(subject: &Subject) -> Outcome {
-    let (raw, other) = (Raw::open(subject)?, Raw::open(subject)?);
+    let raw = Raw::open(subject)?;
     let (dtype, right) = (raw.dtype as u32, weight_type(raw.dtype, COLUMNS));
     let (x, y) = (matrix(raw.dtype, ROWS, COLUMNS), matrix(raw.dtype, ROWS, OUTPUTS));
     let operands =
@@ -137,7 +137,7 @@ pub(in crate::checks) fn weights(subject: &Subject) -> Outcome {
     let (bytes, result_bytes) = (ROWS * COLUMNS * size, ROWS * OUTPUTS * size);
     let (from, to) =
         (raw.allocate(bytes, DSR_MEMORY_DEVICE)?, raw.allocate(result_bytes, DSR_MEMORY_DEVICE)?);
-    let (good, theirs) = (raw.pack(right)?, other.pack(right)?);
+    let good = raw.pack(right)?;
     let unlike = raw.pack(weight_type(raw.dtype, COLUMNS / 2))?;
     let bind = |weight| {
         let packed = dsr_argument { kind: DSR_OPERAND_WEIGHT, weight, ..zero() };
@@ -149,18 +149,15 @@ pub(in crate::checks) fn weights(subject: &Subject) -> Outcome {
         )
     };
     bind(good)?;
-    refused("a weight of another device", bind(theirs), Some("weight"))?;
     refused("a weight of other columns than was planned", bind(unlike), Some("weight"))?;
     refused("no weight", bind(ptr::null_mut()), Some("weight"))?;
     free!(raw.op, plan_free, plan);
     for weight in [good, unlike] {
         free!(raw.op, weight_free, weight);
     }
-    free!(other.op, weight_free, theirs);
     for buffer in [from, to, workspace.buffer] {
         free!(raw.memory, free, buffer);
     }
-    other.sum_is_right()?;
     raw.sum_is_right()
 }
 
