@@ -61,7 +61,7 @@ pub(crate) struct DeviceArguments {
     #[arg(long, default_value_t = 0, value_name = "INDEX")]
     pub(crate) device: usize,
     /// Threads a CPU device may use; all cores if not given.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, short, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
     /// Memory of the device that may be used, such as `20GB` or `8GiB`; all free memory if not given. With several devices, of
     /// each.
@@ -79,11 +79,11 @@ pub(crate) struct DevicesArguments {
     pub(crate) device: DeviceArguments,
     /// Split the model over this many ranks by tensor parallelism: consecutive devices from --device on. Ranks on the CPU share its
     /// threads and its memory.
-    #[arg(help_heading = SEVERAL, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(help_heading = SEVERAL, long, alias = "tensor-parallel-size", value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) tp: Option<u16>,
     /// Divide the layers into this many stages on separate devices, which work on different requests at the same time
     /// (pipeline parallelism). With --tp, each stage has that many ranks.
-    #[arg(help_heading = SEVERAL, long, value_name = "STAGES", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(help_heading = SEVERAL, long, alias = "pipeline-parallel-size", value_name = "STAGES", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) pp: Option<u16>,
     /// The ranks of each stage and the stages in one flag, such as `tp=2,pp=2`.
     #[arg(help_heading = SEVERAL, long, value_name = "AXES", value_parser = mesh, conflicts_with_all = ["tp", "pp"])]
@@ -211,7 +211,8 @@ pub(crate) struct EngineArguments {
     pub(crate) dtype: Dtype,
     /// Element type of the KV cache. `keep` uses the type of the activations, or f16 if that is f32, unless --exact or --dtype is
     /// given.
-    #[arg(long, value_enum, default_value_t = Dtype::Keep, hide_possible_values = true, value_name = "keep|f32|bf16|f16")]
+    #[arg(long, alias = "kv-cache-dtype", value_enum, default_value_t = Dtype::Keep, hide_possible_values = true)]
+    #[arg(value_name = "keep|f32|bf16|f16")]
     pub(crate) kv_dtype: Dtype,
     /// Round numbers only as the types of weights and activations say. Otherwise CPUs round the inputs of layers with quantised
     /// weights to 8 bits, in groups of 32, and keep the KV cache of f32 activations in f16: faster, and hardly less precise.
@@ -270,6 +271,8 @@ pub(crate) struct EngineArguments {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Dtype {
     /// The types of the file.
+    #[value(alias = "auto")]
+    #[serde(alias = "auto")]
     Keep,
     /// 32-bit floats.
     F32,

@@ -47,7 +47,7 @@ pub(crate) struct ServeSettings {
     #[arg(long, value_name = "PATH")]
     pub(crate) chat_template: Option<PathBuf>,
     /// The name of the model in requests; the name that it was loaded by if not given.
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, alias = "alias", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) served_model_name: Option<String>,
 
     /// The backend: a name that `dsrun backends` lists, or the path of a plugin's library or manifest.
@@ -58,11 +58,11 @@ pub(crate) struct ServeSettings {
     pub(crate) device: Option<usize>,
     /// Split the model over this many ranks by tensor parallelism: consecutive devices from --device on. Ranks on the CPU share its
     /// threads and its memory.
-    #[arg(help_heading = ENGINE, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(help_heading = ENGINE, long, alias = "tensor-parallel-size", value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) tp: Option<u16>,
     /// Divide the layers into this many stages, each on devices of its own, that work on different requests at the same time
     /// (pipeline parallelism). With --tp, each stage has that many ranks.
-    #[arg(help_heading = ENGINE, long, value_name = "STAGES", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(help_heading = ENGINE, long, alias = "pipeline-parallel-size", value_name = "STAGES", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) pp: Option<u16>,
     /// The ranks of each stage and the stages in one flag, such as `tp=2,pp=2`.
     #[arg(help_heading = ENGINE, long, value_name = "AXES", conflicts_with_all = ["tp", "pp"])]
@@ -84,7 +84,7 @@ pub(crate) struct ServeSettings {
     #[arg(help_heading = ENGINE, long, value_name = "HOST:PORT")]
     pub(crate) rendezvous: Option<String>,
     /// Threads a CPU device may use; all cores if not given.
-    #[arg(help_heading = ENGINE, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(help_heading = ENGINE, long, short, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
     /// Memory of the device that may be used, such as `20GB` or `8GiB`; all that is free if not given. On several devices, of each.
     #[arg(help_heading = ENGINE, long, value_name = "SIZE")]
@@ -105,7 +105,7 @@ pub(crate) struct ServeSettings {
     pub(crate) dtype: Option<Dtype>,
     /// Element type of the KV cache. `keep`, the default, uses the type of the activations, or f16 if that is f32, unless --exact or
     /// --dtype is given.
-    #[arg(help_heading = ENGINE, long, value_enum, hide_possible_values = true, value_name = "keep|f32|bf16|f16")]
+    #[arg(help_heading = ENGINE, long, alias = "kv-cache-dtype", value_enum, hide_possible_values = true, value_name = "keep|f32|bf16|f16")]
     pub(crate) kv_dtype: Option<Dtype>,
     /// Round numbers only as the types of weights and activations say. Otherwise CPUs round the inputs of layers with quantised
     /// weights to 8 bits, in groups of 32, and keep the KV cache of f32 activations in f16: faster, and hardly less precise.
@@ -214,10 +214,10 @@ pub(crate) struct ServeSettings {
     #[arg(help_heading = ADDRESS, long, value_name = "ORIGIN")]
     pub(crate) cors_origin: Option<Vec<String>>,
     /// A file with the server's certificate and the intermediate ones, as PEM.
-    #[arg(help_heading = ADDRESS, long, requires = "tls_key", value_name = "PATH")]
+    #[arg(help_heading = ADDRESS, long, alias = "ssl-certfile", requires = "tls_key", value_name = "PATH")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// A file with the certificate's private key, as PEM.
-    #[arg(help_heading = ADDRESS, long, requires = "tls_cert", value_name = "PATH")]
+    #[arg(help_heading = ADDRESS, long, alias = "ssl-keyfile", requires = "tls_cert", value_name = "PATH")]
     pub(crate) tls_key: Option<PathBuf>,
 
     /// Write a line to standard error for each request: as text, as JSON, or not, which is the default.
