@@ -225,6 +225,7 @@ def changes_answers(browser):
     assert browser.value("document.getElementById('messages').childElementCount") == 0
     browser.value("document.getElementById('settings').click()")
     browser.value("document.getElementById('system').value = 'Be brief.'; document.getElementById('max_tokens').value = 3")
+    browser.value("document.getElementById('top_k').value = 0; document.getElementById('seed').value = 7")
     browser.value("document.querySelector('#settings-dialog button').click()")
     browser.until("localStorage.getItem('dsrun.settings').includes('Be brief.')")
     browser.value("document.getElementById('text').focus()")
@@ -232,7 +233,8 @@ def changes_answers(browser):
     browser.until("document.body.dataset.answers == '1'")
     asked = browser.value("JSON.stringify(bodies[2].messages)")
     assert asked == '[{"role":"system","content":"Be brief."},{"role":"user","content":"Hello again"}]', asked
-    assert browser.value("bodies[2].max_tokens") == 3
+    assert browser.value("JSON.stringify([bodies[2].max_tokens, bodies[2].top_k, bodies[2].seed])") == "[3,0,7]"
+    assert browser.value("bodies[2].temperature === undefined")
     browser.value("localStorage.removeItem('dsrun.settings')")
 
 
@@ -241,18 +243,34 @@ def renders_markdown(browser):
     browser.value("""
         import("/markdown.js").then(({ render }) => {
             const text = "# A\\n\\n- **b** <img src=x onerror=alert(1)><script>alert(1)</" + "script>" +
-                "[c](javascript:alert(1)) [d](https://example.org)\\n\\n```py\\nprint(1 < 2)\\n```\\n\\n|e|f|\\n|-|-|\\n|1|2|";
+                "[c](javascript:alert(1)) [d](https://example.org)\\n\\n```py\\nprint(1 < 2)\\n```\\n\\n|e|f|\\n|-|-|\\n|1|2|\\n\\n- [x] g\\n- [ ] h";
             const place = document.createElement("div");
             place.append(render(text));
             globalThis.rendered = place;
         });
     """)
     browser.until("globalThis.rendered !== undefined")
-    for selector in ["h1", "li strong", "pre code", "pre button.copy", "table td", "a[href='https://example.org']"]:
+    for selector in ["h1", "li strong", "pre code", ".code > button.copy", "table td", "a[href='https://example.org']"]:
         assert browser.value(f'rendered.querySelector("{selector}") !== null'), selector
     for selector in ["img", "script", "[onerror]", "a[href^=javascript]"]:
         assert browser.value(f'rendered.querySelector("{selector}") === null'), selector
     assert browser.value("rendered.querySelector('pre code').textContent") == "print(1 < 2)\n"
+    assert browser.value("['☑ g', '☐ h'].every(item => rendered.textContent.includes(item))")
+    # The button to copy code stays where it is when the code is scrolled.
+    assert browser.value('''(() => {
+        const place = document.createElement("div");
+        place.className = "content";
+        place.append(rendered);
+        document.getElementById("messages").append(place);
+        rendered.querySelector("pre code").textContent = "wide ".repeat(1000);
+        const button = rendered.querySelector(".copy");
+        const before = button.getBoundingClientRect().left;
+        rendered.querySelector("pre").scrollLeft = 500;
+        const moved = button.getBoundingClientRect().left - before;
+        const scrolled = rendered.querySelector("pre").scrollLeft;
+        place.remove();
+        return scrolled == 500 && moved == 0;
+    })()''')
 
 
 def fits_a_phone(browser):
@@ -263,7 +281,9 @@ def fits_a_phone(browser):
     assert browser.value("getComputedStyle(document.getElementById('conversations')).display") == "none"
     browser.value("document.getElementById('menu').click()")
     assert browser.value("getComputedStyle(document.getElementById('conversations')).display") == "block"
-    browser.value("document.getElementById('menu').click()")
+    browser.value("document.getElementById('chat').click()")
+    assert browser.value("getComputedStyle(document.getElementById('conversations')).display") == "none"
+    assert browser.value("document.getElementById('menu').ariaExpanded") == "false"
     browser.call("Emulation.clearDeviceMetricsOverride")
     browser.until("getComputedStyle(document.getElementById('conversations')).display != 'none'")
 

@@ -10,7 +10,10 @@ const ALLOWED = {
 
 // HTML in an answer is about HTML more often than it is meant as such: it is shown as it is written.
 const escape = (text) => text.replace(/[&<>"]/g, (character) => `&#${character.charCodeAt(0)};`);
-const renderer = { html: ({ text }) => escape(text) };
+const renderer = {
+  html: ({ text }) => escape(text),
+  checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+};
 marked.use({ gfm: true, breaks: true, renderer });
 
 export function render(text) {
@@ -30,7 +33,11 @@ export function render(text) {
       copy.textContent = "Copied";
       setTimeout(() => { copy.textContent = "Copy"; }, 1500);
     });
-    block.append(copy);
+    // Beside the block and not in it, so that it stays where it is when the code is scrolled.
+    const frame = document.createElement("div");
+    frame.className = "code";
+    block.replaceWith(frame);
+    frame.append(block, copy);
   }
   return fragment;
 }

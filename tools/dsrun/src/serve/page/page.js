@@ -3,6 +3,9 @@
 import { copyText, render } from "./markdown.js";
 import { Conversations } from "./conversations.js";
 
+// The settings that are fields of a request.
+const SAMPLING = ["temperature", "top_p", "min_p", "top_k", "seed", "max_tokens"];
+
 const element = (id) => document.getElementById(id);
 const make = (tag, properties = {}, ...children) => {
   const made = Object.assign(document.createElement(tag), properties);
@@ -70,7 +73,10 @@ function asNodes(message, index) {
   const content = make("div", { className: "content" });
   content.append(mine ? message.content : render(message.content));
   node.append(content);
-  if (message.open) return node;
+  if (message.open) {
+    node.setAttribute("aria-busy", "true");
+    return node;
+  }
   const below = make("div", { className: "below" });
   if (message.figures) below.append(make("span", { className: "figures", textContent: message.figures }));
   below.append(action("Copy", () => copyText(message.content)));
@@ -101,9 +107,10 @@ function errorNode(text) {
 function showList() {
   const rows = conversations.all().map((conversation) => {
     const open = make("button", { type: "button", className: "title", textContent: conversation.title || "New conversation" });
+    open.title = open.textContent;
     open.addEventListener("click", () => {
       shown = conversation;
-      element("conversations").classList.remove("open");
+      showMenu(false);
       showAll();
     });
     const forget = make("button", { type: "button", textContent: "×", title: "Delete" });
@@ -146,7 +153,7 @@ function requestBody(conversation) {
   const said = messages.map(({ role, content }) => ({ role, content }));
   if (settings.system) said.unshift({ role: "system", content: settings.system });
   const body = { model, messages: said, stream: true, stream_options: { include_usage: true } };
-  for (const name of ["temperature", "top_p", "max_tokens"]) {
+  for (const name of SAMPLING) {
     if (settings[name] !== undefined) body[name] = settings[name];
   }
   return body;
@@ -281,23 +288,30 @@ element("text").addEventListener("keydown", (event) => {
 element("clear").addEventListener("click", () => {
   running?.abort.abort();
   shown = conversations.create();
+  showMenu(false);
   showAll();
   element("text").focus();
 });
 
-element("menu").addEventListener("click", () => {
-  const open = element("conversations").classList.toggle("open");
+// On a narrow screen the list of conversations is a menu.
+function showMenu(open) {
+  element("conversations").classList.toggle("open", open);
   element("menu").setAttribute("aria-expanded", String(open));
+}
+element("menu").addEventListener("click", () => showMenu(!element("conversations").classList.contains("open")));
+element("chat").addEventListener("click", () => showMenu(false));
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") showMenu(false);
 });
 
 element("settings").addEventListener("click", () => {
   const settings = conversations.settings();
-  for (const name of ["system", "temperature", "top_p", "max_tokens"]) element(name).value = settings[name] ?? "";
+  for (const name of ["system", ...SAMPLING]) element(name).value = settings[name] ?? "";
   element("settings-dialog").showModal();
 });
 element("settings-dialog").addEventListener("close", () => {
   const settings = { system: element("system").value.trim() || undefined };
-  for (const name of ["temperature", "top_p", "max_tokens"]) {
+  for (const name of SAMPLING) {
     const value = element(name).valueAsNumber;
     if (Number.isFinite(value)) settings[name] = value;
   }
