@@ -308,6 +308,9 @@ macro_rules! generation_request {
             pub(crate) prompt_cache_key: Option<serde_json::Value>,
             /// It has no effect.
             #[serde(default)]
+            pub(crate) prompt_cache_retention: Option<serde_json::Value>,
+            /// It has no effect.
+            #[serde(default)]
             pub(crate) safety_identifier: Option<serde_json::Value>,
             /// It has no effect.
             #[serde(default)]
@@ -330,6 +333,7 @@ macro_rules! generation_request {
                     ("guided_decoding_backend", self.guided_decoding_backend.is_some()),
                     ("metadata", self.metadata.is_some()),
                     ("prompt_cache_key", self.prompt_cache_key.is_some()),
+                    ("prompt_cache_retention", self.prompt_cache_retention.is_some()),
                     ("safety_identifier", self.safety_identifier.is_some()),
                     ("service_tier", self.service_tier.is_some()),
                     ("skip_special_tokens", self.skip_special_tokens.is_some()),

@@ -325,6 +325,8 @@ fn max_tokens(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
 fn logprobs(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
     let logprobs = match (request.logprobs, request.top_logprobs) {
         (Some(true), top) => Some(top.unwrap_or(0)),
+        // Some clients always send it.
+        (_, Some(0)) => None,
         (_, Some(_)) => return Err(ApiError::field("top_logprobs", "only together with logprobs")),
         (_, None) => None,
     };

@@ -230,7 +230,7 @@ fn as_message(index: usize, message: &ChatMessage) -> Result<Message, ApiError> 
         };
         let calls: Vec<Value> = calls.iter().map(call).collect::<Result<_, ApiError>>()?;
         other.insert("tool_calls".to_owned(), calls.into());
-    } else if message.content.is_none() && message.refusal.is_none() {
+    } else if message.content.is_none() && message.refusal.is_none() && message.role != Role::Assistant {
         return Err(ApiError::field(field("content"), "must be given"));
     }
     let content = message.content.as_ref().map(Content::text).or_else(|| message.refusal.clone());

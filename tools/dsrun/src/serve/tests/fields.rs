@@ -57,6 +57,8 @@ async fn an_answer_as_clients_dump_it_can_be_sent_back() {
             "function": {"name": "f", "arguments": null}}]}),
         json!({"role": "assistant", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}},
             {"type": "refusal", "refusal": "no"}]}),
+        // An answer that ended before it had any text.
+        json!({"role": "assistant", "content": null, "reasoning_content": "hm", "tool_calls": []}),
     ];
     for answer in answers {
         let messages =
@@ -72,6 +74,7 @@ async fn fields_without_effect_are_accepted_unless_fields_are_strict() {
         "metadata": {"run": "1"},
         "service_tier": "auto",
         "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
         "safety_identifier": "s",
         "verbosity": "low",
         "modalities": ["text"],
@@ -89,6 +92,7 @@ async fn fields_without_effect_are_accepted_unless_fields_are_strict() {
     let options = json!({"stream": true, "stream_options": {"include_usage": true, "include_obfuscation": false,
         "continuous_usage_stats": false}});
     assert!(!server.events(CHAT, &with(question("Hello", 4), options)).await.is_empty());
+    server.served(CHAT, &with(question("x", 1), json!({"top_logprobs": 0}))).await;
     assert_eq!(server.refused(CHAT, &with(question("x", 1), json!({"best_of": 2}))).await.0, "best_of");
     let shown = with(question("x", 1), json!({"skip_special_tokens": false}));
     assert_eq!(server.refused(CHAT, &shown).await.0, "skip_special_tokens");
