@@ -30,8 +30,8 @@ pub struct Request {
     pub stop_ids: Vec<u32>,
     /// Whether the model's own end tokens do not end the answer.
     pub ignore_end: bool,
-    /// Values added to the logits of tokens; minus infinity forbids a token.
-    pub logit_bias: Vec<(u32, f32)>,
+    /// Values added to the logits of tokens; minus infinity forbids a token. Several answers to one prompt share them.
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// How many of the most likely tokens to report with each token.
     pub top_log_probabilities: usize,
     /// Requests of higher priority run before, and pre-empt, those of lower priority.
@@ -192,7 +192,7 @@ impl RequestLimits {
             let rule = format!("must be at most {}", Request::MAX_TOP);
             return Err(EngineError::option("top-logprobs", request.top_log_probabilities, rule));
         }
-        for (token, bias) in &request.logit_bias {
+        for (token, bias) in request.logit_bias.iter() {
             self.check_token(*token)?;
             if bias.is_nan() || *bias == f32::INFINITY {
                 return Err(EngineError::option("logit-bias", bias, "must be a number, or minus infinity"));

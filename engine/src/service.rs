@@ -9,6 +9,7 @@ mod embedding;
 mod engine_thread;
 mod error;
 mod stream;
+mod unread;
 
 use crate::{
     engine::Engine,
@@ -30,6 +31,7 @@ use std::{
 };
 pub use stream::TokenStream;
 use tokio::sync::{oneshot, watch};
+use unread::Unread;
 
 /// How long dropping a service waits for its thread to end.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,11 +42,14 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct ServiceOptions {
     /// The maximum number of requests that may wait to start; more are refused with [`ServiceError::Busy`].
     pub queue: usize,
+    /// The maximum bytes of tokens that callers have not taken. Beyond it requests are refused, and streams end whose callers are
+    /// behind, with [`ServiceError::Unread`].
+    pub unread: usize,
 }
 
 impl Default for ServiceOptions {
     fn default() -> Self {
-        Self { queue: 1024 }
+        Self { queue: 1024, unread: 64 << 20 }
     }
 }
 
@@ -79,6 +84,7 @@ struct Shared {
     waiting: AtomicUsize,
     /// The number of admissions that still exist.
     admissions: AtomicUsize,
+    unread: Arc<Unread>,
     statistics: Mutex<Statistics>,
     phase: watch::Sender<ServicePhase>,
     /// The time at which the present step began; `None` between steps.
@@ -143,6 +149,7 @@ impl Service {
         let shared = Arc::new(Shared {
             waiting: AtomicUsize::new(0),
             admissions: AtomicUsize::new(0),
+            unread: Unread::new(options.unread),
             statistics: Mutex::new(engine.statistics().clone()),
             phase: watch::Sender::new(ServicePhase::Running),
             step_start: Mutex::new(None),
@@ -215,7 +222,8 @@ impl Handle {
     ///
     /// # Errors
     /// [`ServiceError::Request`] if the request cannot run at all, [`ServiceError::Busy`] if too many requests wait,
-    /// [`ServiceError::Draining`], or the reason why the service has ended.
+    /// [`ServiceError::Unread`] if too many tokens were not taken, [`ServiceError::Draining`], or the reason why the service has
+    /// ended.
     pub fn submit(&self, request: Request) -> Result<TokenStream, ServiceError> {
         let id = self.enqueue(self.limits.check(&request))?;
         self.deliver_request(id, request)
@@ -279,6 +287,7 @@ impl Handle {
             ServicePhase::Stopped => return Err(self.shared.ended()),
         }
         checked?;
+        self.shared.unread.check()?;
         let room = |waiting: usize| (waiting < self.queue).then_some(waiting + 1);
         self.shared
             .waiting
@@ -306,6 +315,11 @@ impl Handle {
         let mut statistics = self.shared.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone();
         statistics.waiting = self.shared.waiting.load(Ordering::Relaxed);
         statistics
+    }
+
+    /// The bytes of tokens that callers have not taken.
+    pub fn unread_bytes(&self) -> usize {
+        self.shared.unread.bytes()
     }
 
     /// The time since the present step began; `None` between steps. A step that takes far longer than others shows that the device

@@ -178,12 +178,12 @@ fn the_service_reports_constraints_that_fail_or_panic() {
 fn a_logit_bias_changes_its_request_alone(#[values(false, true)] late: bool) {
     let mut engine = engine(some_device(late), &exact(32, 3));
     let alone = alone();
-    let wanted = Request { logit_bias: vec![(40, 1e4)], ..request(1) };
+    let wanted = Request { logit_bias: [(40, 1e4)].into(), ..request(1) };
     let answers = run(&mut engine, vec![request(0), wanted, request(2)]);
     assert_eq!(tokens(&answers[1]), [40; 12]);
     assert_eq!((tokens(&answers[0]), tokens(&answers[2])), (alone[0].clone(), alone[2].clone()));
     // More requests than table rows, one of them with another bias.
-    let forbidden: Vec<(u32, f32)> = alone[1].iter().map(|token| (*token, f32::NEG_INFINITY)).collect();
+    let forbidden = alone[1].iter().map(|token| (*token, f32::NEG_INFINITY)).collect();
     let other = Request { logit_bias: forbidden, ..request(1) };
     let answers = run(&mut engine, vec![other, request(0), request(1), request(2)]);
     assert!(tokens(&answers[0]).iter().all(|token| !alone[1].contains(token)));
@@ -238,9 +238,9 @@ fn invalid_options_are_refused_by_name() {
     for (request, name) in [
         (Request { min_tokens: 13, ..request(0) }, "min-tokens"),
         (Request { top_log_probabilities: 65, ..request(0) }, "top-logprobs"),
-        (Request { logit_bias: vec![(96, 1.0)], ..request(0) }, "token 96"),
-        (Request { logit_bias: vec![(9, f32::NAN)], ..request(0) }, "logit-bias"),
-        (Request { logit_bias: vec![(9, f32::INFINITY)], ..request(0) }, "logit-bias"),
+        (Request { logit_bias: [(96, 1.0)].into(), ..request(0) }, "token 96"),
+        (Request { logit_bias: [(9, f32::NAN)].into(), ..request(0) }, "logit-bias"),
+        (Request { logit_bias: [(9, f32::INFINITY)].into(), ..request(0) }, "logit-bias"),
         (Request { sampling, ..request(0) }, "top-p"),
     ] {
         let error = refused(request);

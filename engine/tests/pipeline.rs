@@ -207,7 +207,7 @@ fn requests_come_and_go() -> TestResult {
     let first = several.submit(Request { prompt: prompt.clone(), ..Request::default() }).unwrap();
     several.step().unwrap();
     several.cancel(first);
-    let biased = Request { prompt, logit_bias: vec![(5, 1e4)], max_tokens: Some(3), ..Request::default() };
+    let biased = Request { prompt, logit_bias: [(5, 1e4)].into(), max_tokens: Some(3), ..Request::default() };
     several.submit(biased).unwrap();
     let mut tokens = Vec::new();
     while !several.is_idle() {

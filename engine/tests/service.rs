@@ -31,14 +31,18 @@ fn options(requests: usize) -> EngineOptions {
 }
 
 fn service(requests: usize, queue: usize) -> Service {
-    Service::start(engine(&model(), &options(requests)), &ServiceOptions { queue }).unwrap()
+    Service::start(
+        engine(&model(), &options(requests)),
+        &ServiceOptions { queue, ..ServiceOptions::default() },
+    )
+    .unwrap()
 }
 
 fn late_service(requests: usize, queue: usize) -> (Service, Arc<LateDevice>) {
     let (model, device) = (model(), LateDevice::open());
     let plan = EnginePlan::new(&model, &*device, &options(requests)).unwrap();
     let engine = plan.load(&model, device.clone(), &mut |_, _| {}).unwrap();
-    (Service::start(engine, &ServiceOptions { queue }).unwrap(), device)
+    (Service::start(engine, &ServiceOptions { queue, ..ServiceOptions::default() }).unwrap(), device)
 }
 
 fn prompts() -> Vec<Vec<u32>> {
@@ -260,7 +264,11 @@ fn requests_that_have_not_begun_when_the_engine_fails_run_elsewhere(#[case] faul
     let error = embedding.blocking().unwrap_err();
     assert!(matches!(error, ServiceError::NotBegun { .. }), "{error}");
     // Another service takes the request although its queue is full and it drains.
-    let other = Service::start(engine(&model(), &options(1)), &ServiceOptions { queue: 1 }).unwrap();
+    let other = Service::start(
+        engine(&model(), &options(1)),
+        &ServiceOptions { queue: 1, ..ServiceOptions::default() },
+    )
+    .unwrap();
     let running = other.handle().submit(request(&[1], 300)).unwrap();
     other.handle().drain();
     let moved = other.handle().take_over(request(&prompts()[1], 10)).unwrap();
@@ -287,6 +295,36 @@ fn the_age_of_a_step_shows_that_the_device_hangs() {
     settle(&handle);
     while handle.step_age().is_some() {
         assert!(Instant::now() < end, "an idle engine has a step");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn tokens_that_callers_do_not_take_are_bounded() {
+    let options = ServiceOptions { unread: 32 << 10, ..ServiceOptions::default() };
+    let service = Service::start(engine(&model(), &self::options(2)), &options).unwrap();
+    let handle = service.handle();
+    let unread = Request { top_log_probabilities: 40, ..request(&[1], 1000) };
+    let unread = handle.submit(unread).unwrap();
+    let read = handle.submit(request(&[2], 100)).unwrap();
+    assert_eq!(tokens(read).len(), 100, "a caller that takes its tokens is not affected");
+    let end = Instant::now() + TIMEOUT;
+    while handle.unread_bytes() <= options.unread {
+        assert!(Instant::now() < end, "{} bytes are unread", handle.unread_bytes());
+        thread::yield_now();
+    }
+    let refused = handle.submit(request(&[1], 1)).unwrap_err();
+    assert!(matches!(refused, ServiceError::Unread { limit: 32_768 }), "{refused}");
+    while handle.statistics().running > 0 {
+        assert!(Instant::now() < end, "the request of the caller that takes nothing goes on");
+        thread::yield_now();
+    }
+    let mut events = collect(unread);
+    assert!(matches!(events.pop().unwrap().unwrap_err(), ServiceError::Unread { .. }));
+    assert!(!events.is_empty() && events.iter().all(Result::is_ok));
+    settle(&handle);
+    while handle.unread_bytes() > 0 {
+        assert!(Instant::now() < end, "{} bytes are unread", handle.unread_bytes());
         thread::yield_now();
     }
 }

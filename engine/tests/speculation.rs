@@ -235,7 +235,7 @@ fn requests_verifiable_row_by_row_speculate(
     #[values(false, true)] late: bool,
 ) {
     let requests = || {
-        let biased = Request { logit_bias: vec![(3, 4.0), (9, f32::NEG_INFINITY)], ..request(0) };
+        let biased = Request { logit_bias: [(3, 4.0), (9, f32::NEG_INFINITY)].into(), ..request(0) };
         let told = Request { top_log_probabilities: 5, ..request(1) };
         let long = Request { min_tokens: 30, ..request(2) };
         // An end token that the minimum length forbids at first.

@@ -5,6 +5,7 @@ use crate::{
     request::{Constraint, Request, RequestId},
     sampling::SamplingOptions,
 };
+use std::sync::Arc;
 
 /// A request that has not ended.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub(crate) struct ActiveRequest {
     /// The minimum number of tokens to generate.
     pub(crate) min_tokens: usize,
     /// The bias on the logits of tokens.
-    pub(crate) bias: Vec<(u32, f32)>,
+    pub(crate) bias: Arc<[(u32, f32)]>,
     /// How many of the most likely tokens to report.
     pub(crate) top: usize,
     /// Limits which requests share its cached prefixes.

@@ -72,7 +72,7 @@ impl EngineThread {
         let started =
             |id: &RequestId| catch_unwind(AssertUnwindSafe(|| engine.has_started(*id))).unwrap_or(true);
         for (_, sender) in self.streams.drain().filter(|(id, _)| started(id)) {
-            sender.send(Err(reason.clone()));
+            sender.end(reason.clone());
         }
         for (_, sender) in self.embeddings.drain().filter(|(id, _)| started(id)) {
             let _ = sender.send(Err(reason.clone()));
@@ -97,15 +97,23 @@ impl EngineThread {
             let vectors = self.engine.take_embeddings();
             // Statistics are published before tokens are sent, so that they already count a token when its caller receives it.
             self.publish();
+            let mut behind = false;
             for event in events {
                 let (id, finished) = (event.request, event.finish.is_some());
                 let Some(sender) = self.streams.get(&id) else { continue };
                 // It may have begun and ended in one step. If the stream was dropped, its cancellation is already in the inbox.
                 sender.begin(step_start);
-                sender.send(Ok(event));
-                if finished {
+                let fits = sender.send(event);
+                if finished || !fits {
                     self.streams.remove(&id);
                 }
+                if !finished && !fits {
+                    self.engine.cancel(id);
+                    behind = true;
+                }
+            }
+            if behind {
+                self.publish();
             }
             for (id, vector) in vectors {
                 let _ = self.embeddings.remove(&id).map(|sender| sender.send(Ok(vector)));
@@ -115,7 +123,7 @@ impl EngineThread {
                     Some(sender) => drop(sender.send(Err(error.into()))),
                     None => {
                         if let Some(sender) = self.streams.remove(&id) {
-                            sender.send(Err(error.into()));
+                            sender.end(error.into());
                         }
                     }
                 }
@@ -180,7 +188,7 @@ impl EngineThread {
                 self.waiting += 1;
                 match self.engine.submit_as(id, *request) {
                     Ok(()) => drop(self.streams.insert(id, sender)),
-                    Err(error) => sender.send(Err(error.into())),
+                    Err(error) => sender.end(error.into()),
                 }
             }
             Command::Embed(id, request, sender) => {

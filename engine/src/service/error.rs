@@ -16,6 +16,13 @@ pub enum ServiceError {
         limit: usize,
     },
 
+    /// Callers have not taken the tokens of their streams.
+    #[error("more than {limit} bytes of tokens were generated and not read: read them, or try again later")]
+    Unread {
+        /// The limit on unread bytes.
+        limit: usize,
+    },
+
     /// The service accepts no more requests.
     #[error("the service finishes its requests and accepts no more")]
     Draining,

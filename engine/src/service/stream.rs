@@ -1,6 +1,6 @@
 //! The tokens of a request as they arrive.
 
-use super::{Command, Handle, ServiceError};
+use super::{Command, Handle, ServiceError, unread::Backlog};
 use crate::request::{RequestId, TokenEvent};
 use futures_core::Stream;
 use std::{
@@ -12,17 +12,31 @@ use std::{
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// The engine thread's end of a token stream. The channel holds no more tokens than the request may generate.
+/// The engine thread's end of a token stream. The channel is bounded by the number of tokens that the request may generate, and
+/// by the limit on unread tokens.
 #[derive(Debug)]
 pub(super) struct Sender {
     events: UnboundedSender<Result<TokenEvent, ServiceError>>,
     begun: Arc<OnceLock<Instant>>,
+    backlog: Arc<Backlog>,
 }
 
 impl Sender {
-    /// Sends a token, or the error that ends the stream. A stream that was dropped has sent its cancellation.
-    pub(super) fn send(&self, event: Result<TokenEvent, ServiceError>) {
-        let _ = self.events.send(event);
+    /// Sends a token. Returns false if the caller has left too many unread, which ends the stream with an error. A stream that was
+    /// dropped has sent its cancellation.
+    pub(super) fn send(&self, event: TokenEvent) -> bool {
+        let fits = self.backlog.add(&event);
+        if fits {
+            let _ = self.events.send(Ok(event));
+        } else {
+            self.end(self.backlog.error());
+        }
+        fits
+    }
+
+    /// Sends the error that ends the stream.
+    pub(super) fn end(&self, error: ServiceError) {
+        let _ = self.events.send(Err(error));
     }
 
     /// Notes that the request begins in the step that began at `time`, unless it had begun before.
@@ -43,6 +57,7 @@ pub struct TokenStream {
     id: RequestId,
     events: UnboundedReceiver<Result<TokenEvent, ServiceError>>,
     begun: Arc<OnceLock<Instant>>,
+    backlog: Arc<Backlog>,
     handle: Handle,
     ended: bool,
 }
@@ -52,8 +67,9 @@ impl TokenStream {
     pub(super) fn new(id: RequestId, handle: Handle) -> (Sender, Self) {
         let (sender, events) = unbounded_channel();
         let begun = Arc::default();
-        let sender = Sender { events: sender, begun: Arc::clone(&begun) };
-        (sender, Self { id, events, begun, handle, ended: false })
+        let backlog = Arc::new(Backlog::new(handle.shared.unread.clone()));
+        let sender = Sender { events: sender, begun: Arc::clone(&begun), backlog: backlog.clone() };
+        (sender, Self { id, events, begun, backlog, handle, ended: false })
     }
 
     /// The request's id.
@@ -109,7 +125,10 @@ impl TokenStream {
         // A channel that closes before the last token means that the thread ended before it started the request.
         let event = event.unwrap_or_else(|| Err(self.handle.shared.never_started()));
         self.ended = match &event {
-            Ok(event) => event.finish.is_some(),
+            Ok(event) => {
+                self.backlog.remove(event);
+                event.finish.is_some()
+            }
             Err(_) => true,
         };
         Some(event)

@@ -171,7 +171,8 @@ fn load(settings: &ServeSettings, model: String, terminal: Terminal) -> Result<(
         step_tokens: step_tokens.unwrap_or_else(|| options.step_tokens.max(chosen.requests)),
         ..options
     };
-    let service = ServiceOptions { queue: settings.queue() };
+    let service =
+        ServiceOptions { queue: settings.queue(), unread: settings.unsent_limit() / replicas.max(1) };
     let warm = !settings.no_warm_up.unwrap_or(false);
     let (shared, note) = (model.clone(), chosen.note);
     let start = move |devices: &Devices| {

@@ -3,6 +3,7 @@
 use super::{
     access::{ApiKeys, ClientId, RateLimit},
     access_log::AccessLog,
+    budget::Budget,
     error::ApiError,
     grammar::Grammars,
     intake::{Intake, Turn, Work},
@@ -25,6 +26,9 @@ use std::{
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+
+/// The most bytes of the `logit_bias` of all requests together. A vocabulary of 128,000 tokens takes 1 MiB.
+const ALL_BIASES: usize = 32 << 20;
 
 /// The state that all requests share.
 #[derive(Debug)]
@@ -66,6 +70,8 @@ pub(crate) struct Loaded {
     pub(crate) model: Arc<Model>,
     pub(crate) engine: Replicas,
     pub(crate) grammars: Grammars,
+    /// The bytes of the `logit_bias` of all requests.
+    pub(crate) biases: Arc<Budget>,
     /// The chat template that replaces the model's own.
     pub(crate) template: Option<ChatTemplate>,
     /// The time of loading, in seconds since 1970.
@@ -96,7 +102,7 @@ impl App {
             rate,
             metrics: Arc::default(),
             responses: Arc::new(ResponseStore::new(0)),
-            unsent: Unsent::new(usize::MAX),
+            unsent: Unsent::new(usize::MAX, answer_timeout),
             loaded: OnceLock::new(),
             draining: AtomicBool::new(false),
         }
@@ -175,6 +181,7 @@ impl App {
     pub(crate) fn refused(&self, error: &ServiceError) -> ApiError {
         match error {
             ServiceError::Busy { .. } => ApiError::queue_full(),
+            ServiceError::Unread { .. } => ApiError::too_much_unsent(),
             ServiceError::Draining | ServiceError::Stopped => {
                 ApiError::not_ready("the server is about to end")
             }
@@ -225,7 +232,8 @@ impl Loaded {
             chosen: SamplingOptions::suggested(&model, true),
             unchosen: SamplingOptions::suggested(&model, false),
         };
-        Self { model, engine, grammars: Grammars::default(), template, created, sampling, fingerprint }
+        let (grammars, biases) = (Grammars::default(), Budget::new(ALL_BIASES));
+        Self { model, engine, grammars, biases, template, created, sampling, fingerprint }
     }
 
     /// The tokenizer.

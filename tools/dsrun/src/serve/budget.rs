@@ -7,7 +7,7 @@ use std::sync::{
 
 /// Counts bytes that are held at a time.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(crate) struct Budget {
     held: AtomicUsize,
     most: usize,
 }
@@ -30,6 +30,11 @@ impl Budget {
         self.held.load(Ordering::Relaxed)
     }
 
+    /// Holds no bytes yet.
+    pub(super) fn start(self: &Arc<Self>) -> Held {
+        Held { budget: self.clone(), bytes: 0 }
+    }
+
     /// Holds bytes; `None` if that makes more than the budget. If nothing is held, any number of bytes is allowed.
     pub(super) fn hold(self: &Arc<Self>, bytes: usize) -> Option<Held> {
         let room = |held: usize| {
@@ -38,6 +43,15 @@ impl Budget {
         };
         self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).ok()?;
         Some(Held { budget: self.clone(), bytes })
+    }
+}
+
+impl Held {
+    /// Holds more bytes. Returns whether the budget has room for them.
+    pub(super) fn add(&mut self, bytes: usize) -> bool {
+        let Some(mut more) = self.budget.hold(bytes) else { return false };
+        self.bytes += std::mem::take(&mut more.bytes);
+        true
     }
 }
 
@@ -62,6 +76,10 @@ mod tests {
         let large = budget.hold(100).expect("nothing else is held");
         assert!(budget.hold(1).is_none());
         drop(large);
+        let mut growing = budget.start();
+        assert!(growing.add(6) && growing.add(4) && !growing.add(1));
+        assert_eq!(budget.held(), 10);
+        drop(growing);
         assert_eq!(budget.held(), 0);
     }
 }

@@ -11,6 +11,7 @@ use super::{
     generation::{Answers, Job, Piece},
     intake::{Turn, Work},
     traces::RequestTrace,
+    unsent::Unsent,
 };
 use axum::{
     Json,
@@ -144,20 +145,28 @@ pub(super) async fn respond<C: Completion>(
     let answers = job.submit(&app, &loaded)?;
     match stream {
         Some(include_usage) => Ok(streamed(completion, header, answers, include_usage)),
-        None => whole(completion, header, answers, choices).await,
+        None => whole(completion, header, answers, choices, &app.unsent).await,
     }
 }
 
 /// Responds with the complete answers.
+///
+/// # Errors
+/// If the engine fails, or all answers that are not sent yet have too many bytes.
 async fn whole<C: Completion>(
     mut completion: C,
     header: Header,
     mut answers: Answers,
     count: usize,
+    unsent: &Unsent,
 ) -> Result<Response, ApiError> {
+    let mut held = unsent.start();
     let mut choices: Vec<C::Choice> = (0..count).map(|index| completion.choice(index)).collect();
     while let Some(piece) = answers.next().await {
         let piece = piece?;
+        if !held.add(piece.bytes()) {
+            return Err(ApiError::too_much_unsent());
+        }
         let index = piece.index;
         completion.add(&mut choices[index], piece);
     }

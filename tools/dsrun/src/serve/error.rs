@@ -3,6 +3,7 @@
 use super::api::messages::{MessagesError, MessagesErrorBody};
 use axum::{
     body::Body,
+    extract::rejection::PathRejection,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -172,6 +173,16 @@ impl ApiError {
     pub(crate) fn too_much_unsent() -> Self {
         let message = "too many bytes of responses wait to be read by their clients: try again later";
         Self::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message).after(Duration::from_secs(1))
+    }
+
+    /// A part of a path is not text.
+    pub(crate) fn not_a_path(rejection: &PathRejection) -> Self {
+        Self::malformed(rejection.body_text())
+    }
+
+    /// A request has two hosts.
+    pub(crate) fn two_hosts() -> Self {
+        Self::malformed("the header `host` is given twice")
     }
 
     /// A prompt is longer than the context.

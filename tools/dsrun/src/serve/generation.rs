@@ -3,6 +3,7 @@
 use super::{
     api::{Finish, Generation, Usage},
     app::{App, Loaded},
+    budget::Held,
     error::ApiError,
     grammar::Grammar,
     metrics::OpenAnswer,
@@ -108,7 +109,13 @@ impl Generation {
         Ok(sampling)
     }
 
-    fn logit_bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
+    /// The biases of a model of so many tokens.
+    fn logit_bias(&self, vocabulary: usize) -> Result<Arc<[(u32, f32)]>, ApiError> {
+        let count = self.logit_bias.len();
+        if count > vocabulary {
+            let message = format!("has {count} tokens, but the model has {vocabulary}");
+            return Err(ApiError::field("logit_bias", message));
+        }
         let bias = |(token, bias): (&String, &f32)| {
             let field = || format!("logit_bias.{token}");
             let id = token.parse().map_err(|_| ApiError::field(field(), "must be a token id"))?;
@@ -127,8 +134,9 @@ impl Job {
         self.prompts.len() * self.generation.n
     }
 
-    /// One request to the engine for each choice: those of the first prompt, then those of the second, and so on.
-    fn requests(&self, loaded: &Loaded) -> Result<Vec<Request>, ApiError> {
+    /// One request to the engine for each choice: those of the first prompt, then those of the second, and so on; and the bytes that
+    /// they share.
+    fn requests(&self, loaded: &Loaded) -> Result<(Vec<Request>, Held), ApiError> {
         let generation = &self.generation;
         if self.choices() > MAX_CHOICES {
             return Err(ApiError::field("n", format!("at most {MAX_CHOICES} answers, over all prompts")));
@@ -142,8 +150,9 @@ impl Job {
         }
         // The sign does not matter: every number is a seed.
         let seed = generation.seed.map_or_else(rand::random, i64::cast_unsigned);
-        let logit_bias = generation.logit_bias()?;
         let vocabulary = loaded.engine.limits().vocabulary;
+        let logit_bias = generation.logit_bias(vocabulary)?;
+        let held = loaded.biases.hold(size_of_val(&*logit_bias)).ok_or_else(ApiError::queue_full)?;
         if let Some(token) = generation.stop_token_ids.iter().find(|token| **token as usize >= vocabulary) {
             let message = format!("there is no token {token}: the model has {vocabulary}");
             return Err(ApiError::field("stop_token_ids", message));
@@ -170,7 +179,8 @@ impl Job {
         }
         let choices =
             self.prompts.iter().flat_map(|prompt| (0..generation.n).map(move |index| (prompt, index)));
-        choices.map(|(prompt, index)| choice(prompt, index)).collect()
+        let requests = choices.map(|(prompt, index)| choice(prompt, index)).collect::<Result<_, _>>()?;
+        Ok((requests, held))
     }
 
     /// Submits the job to the engine. If a request is refused, all of them are cancelled.
@@ -179,7 +189,7 @@ impl Job {
     /// If a request is wrong or refused.
     pub(crate) fn submit(self, app: &Arc<App>, loaded: &Loaded) -> Result<Answers, ApiError> {
         let started = Instant::now();
-        let requests = self.requests(loaded)?;
+        let (requests, held) = self.requests(loaded)?;
         let request_trace = RequestTrace::current();
         self.describe(&request_trace);
         let tokenizer = loaded.model.tokenizer();
@@ -214,6 +224,7 @@ impl Job {
             finishes: Vec::new(),
             trace: request_trace,
             app: app.clone(),
+            _held: held,
         })
     }
 
@@ -263,6 +274,13 @@ pub(crate) struct Piece {
     pub(crate) finish: Option<Finish>,
 }
 
+impl Piece {
+    /// The bytes that it adds to a complete answer.
+    pub(crate) fn bytes(&self) -> usize {
+        self.text.len() + self.tokens.iter().map(Token::bytes).sum::<usize>()
+    }
+}
+
 impl Choice {
     async fn next(&mut self, app: &App, started: Instant) -> Option<Result<Piece, ApiError>> {
         if self.ended {
@@ -309,6 +327,8 @@ impl Drop for Choice {
 
 /// All answers to a request while they are generated. Dropping them cancels those that still run.
 pub(crate) struct Answers {
+    /// The bytes that its requests share.
+    _held: Held,
     open: SelectAll<BoxStream<'static, Result<Piece, ApiError>>>,
     prompt_tokens: usize,
     choices_per_prompt: usize,
@@ -333,10 +353,13 @@ impl Answers {
             return None;
         }
         let limit = self.app.answer_timeout;
-        let piece = match timeout_at((self.started + limit).into(), self.open.next()).await {
-            Ok(piece) => piece,
-            Err(_) => Some(Err(ApiError::too_slow(limit))),
+        let end = self.started + limit;
+        // Pieces that wait for a client that reads slowly are ready, whatever the time.
+        let piece = match Instant::now() < end {
+            true => timeout_at(end.into(), self.open.next()).await.ok(),
+            false => None,
         };
+        let piece = piece.unwrap_or_else(|| Some(Err(ApiError::too_slow(limit))));
         match &piece {
             Some(Ok(piece)) => {
                 self.tokens += 1;

@@ -29,11 +29,11 @@ use toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 const MAX_SOURCE: usize = 1 << 20;
 /// The most bytes of the sources of all grammars together. Each takes several times as much in memory while its request waits or runs.
 const ALL_SOURCES: usize = 8 << 20;
-/// The most definitions of a grammar: rules, terminals and references of a schema.
-const MAX_DEFINITIONS: usize = 10_000;
+/// The most definitions of a grammar: rules, terminals, and references and properties of a schema.
+const MAX_DEFINITIONS: usize = 20_000;
 /// The stack of the thread that compiles a grammar, without definitions, and what each may add: the compiler recurses from each
-/// definition into those that it uses.
-const STACK: usize = 8 << 20;
+/// definition into those that it uses, and from each property of a schema to the next. Only what is used takes memory.
+const STACK: usize = 64 << 20;
 const STACK_OF_DEFINITION: usize = 16 << 10;
 /// The most states of the lexer of an answer, of 1 to 2 kB each.
 const MAX_LEXER_STATES: usize = 20_000;
@@ -121,10 +121,10 @@ impl Grammar {
         // A grammar is written in the same way as it was read, so its length is that of its source.
         let source = serde_json::to_string(&grammar).map_err(|error| refused(error.to_string()))?;
         check_length(source.len(), field)?;
-        let definitions = most_definitions(&source);
+        let definitions = most_definitions(&grammar, &source);
         if definitions > MAX_DEFINITIONS {
             let message = format!(
-                "has {definitions} lines or references, but a grammar or a schema may have at most {MAX_DEFINITIONS}"
+                "has {definitions} lines, references and properties, but a grammar or a schema may have at most {MAX_DEFINITIONS}"
             );
             return Err(refused(message));
         }
@@ -182,9 +182,13 @@ fn compile(factory: &ParserFactory, grammar: TopLevelGrammar, definitions: usize
     })
 }
 
-/// An upper bound on the number of definitions of a grammar, written as JSON. Each rule and terminal starts a line.
-fn most_definitions(source: &str) -> usize {
-    source.matches("\\n").count() + source.matches("$ref").count()
+/// An upper bound on the number of definitions of a grammar, given also as JSON. Each rule and terminal starts a line. The properties of
+/// a schema were counted, but not those of schemas within a grammar, whose names are followed by a colon or a comma.
+fn most_definitions(grammar: &TopLevelGrammar, source: &str) -> usize {
+    let count = |text: &str| source.matches(text).count();
+    let is_schema = grammar.grammars.iter().all(|grammar| grammar.lark_grammar.is_none());
+    let properties = if is_schema { 0 } else { count("\":") + count("\",") };
+    count("\\n") + count("$ref") + properties
 }
 
 /// Refuses a source that is too long.

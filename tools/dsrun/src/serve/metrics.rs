@@ -100,7 +100,7 @@ impl Metrics {
     }
 
     /// All metrics as text, those of the engines included once there are any. `pending_bytes` are the bytes of bodies whose
-    /// requests are not prepared yet, `unsent_bytes` those of large responses that are not sent yet.
+    /// requests are not prepared yet, `unsent_bytes` those of responses and tokens that clients have not read yet.
     pub(crate) fn text(
         &self,
         pending_bytes: usize,
@@ -117,7 +117,7 @@ impl Metrics {
         page.single(
             "dsrun_unsent_response_bytes",
             "gauge",
-            "Bytes of large responses that are not sent yet.",
+            "Bytes of responses and tokens that clients have not read yet.",
             unsent_bytes,
         );
         page.head("dsrun_requests_total", "counter", "HTTP requests, by path and status.");

@@ -56,14 +56,20 @@ impl Origins {
     }
 
     /// Checks the host and the origin of a request.
-    fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    fn check<T>(&self, request: &Request<T>) -> Result<(), ApiError> {
+        let headers = request.headers();
+        // Servers and proxies would disagree on which of them holds.
+        if headers.get_all(header::HOST).iter().count() > 1 {
+            return Err(ApiError::two_hosts());
+        }
         let text =
             |name| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
         if !self.checked {
             return Ok(());
         }
-        // Only programs send requests without a host.
-        if let Some(host) = text(header::HOST).filter(|host| !self.knows(host)) {
+        // Requests to proxies name it in the path, too. Only programs send requests without a host.
+        let named = request.uri().authority().map(|authority| authority.as_str().to_owned());
+        if let Some(host) = [named, text(header::HOST)].into_iter().flatten().find(|host| !self.knows(host)) {
             return Err(ApiError::foreign("the host", &host));
         }
         let Some(origin) = text(header::ORIGIN) else { return Ok(()) };
@@ -109,7 +115,7 @@ fn is_loopback(host: &str) -> bool {
 
 /// Refuses requests of foreign hosts and origins, answers preflight requests, and tells browsers which pages may read answers.
 pub(super) async fn guard(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
-    if let Err(error) = app.origins.check(request.headers()) {
+    if let Err(error) = app.origins.check(&request) {
         return error.into_response();
     }
     let origin = request.headers().get(header::ORIGIN).cloned();
@@ -154,10 +160,11 @@ mod tests {
         Origins::new(open, owned(hosts).iter(), owned(origins).iter())
     }
 
-    fn headers(host: &str, origin: Option<&str>) -> HeaderMap {
-        let value = |text: &str| HeaderValue::from_str(text).expect("a header");
-        let origin = origin.map(|origin| (header::ORIGIN, value(origin)));
-        [(header::HOST, value(host))].into_iter().chain(origin).collect()
+    fn request(path: &str, host: &str, origin: Option<&str>) -> Request<()> {
+        let request = Request::builder().uri(path).header(header::HOST, host);
+        let request =
+            origin.into_iter().fold(request, |request, origin| request.header(header::ORIGIN, origin));
+        request.body(()).expect("a request")
     }
 
     #[rstest]
@@ -181,15 +188,25 @@ mod tests {
         #[case] served: bool,
     ) {
         let known = origins(true, &["proxy.example"], &["https://pages.example"]).expect("they are valid");
-        assert_eq!(known.check(&headers(host, origin)).is_ok(), served);
+        assert_eq!(known.check(&request("/health", host, origin)).is_ok(), served);
         let unchecked = origins(false, &[], &[]).expect("they are valid");
-        assert!(unchecked.check(&headers(host, origin)).is_ok());
+        assert!(unchecked.check(&request("/health", host, origin)).is_ok());
     }
 
     #[test]
     fn a_named_host_is_enough_to_have_hosts_checked() {
         let known = origins(false, &["proxy.example"], &[]).expect("they are valid");
-        assert!(known.check(&headers("evil.example", None)).is_err());
+        assert!(known.check(&request("/health", "evil.example", None)).is_err());
+    }
+
+    #[test]
+    fn a_host_in_the_path_is_checked_and_two_hosts_are_refused() {
+        let known = origins(true, &[], &[]).expect("they are valid");
+        assert!(known.check(&request("http://localhost:8000/health", "localhost:8000", None)).is_ok());
+        assert!(known.check(&request("http://evil.example/health", "localhost:8000", None)).is_err());
+        let mut two = request("/health", "localhost", None);
+        two.headers_mut().append(header::HOST, HeaderValue::from_static("evil.example"));
+        assert!(known.check(&two).is_err());
     }
 
     #[rstest]

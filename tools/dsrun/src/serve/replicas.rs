@@ -194,6 +194,11 @@ impl Replicas {
         sum
     }
 
+    /// The bytes of tokens that were generated and not read.
+    pub(crate) fn unread_bytes(&self) -> usize {
+        self.handles().map(|engine| engine.unread_bytes()).sum()
+    }
+
     /// The state of each engine.
     pub(crate) fn health(&self) -> Vec<EngineHealth> {
         let health =

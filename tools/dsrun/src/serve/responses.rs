@@ -25,7 +25,7 @@ use super::{
 use axum::{
     Extension, Json,
     body::Body,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
     http::Request,
     response::Response,
 };
@@ -63,8 +63,9 @@ pub(crate) async fn responses(
 pub(crate) async fn stored(
     State(app): State<Arc<App>>,
     Extension(client): Extension<ClientId>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ResponseObject>, ApiError> {
+    let Path(id) = id.map_err(|rejection| ApiError::not_a_path(&rejection))?;
     let stored = app.responses.get(client, &id);
     stored.map(|stored| Json(stored.response.clone())).ok_or_else(|| ApiError::no_such_response("id", &id))
 }
@@ -73,8 +74,9 @@ pub(crate) async fn stored(
 pub(crate) async fn forget(
     State(app): State<Arc<App>>,
     Extension(client): Extension<ClientId>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id.map_err(|rejection| ApiError::not_a_path(&rejection))?;
     match app.responses.delete(client, &id) {
         true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),
         false => Err(ApiError::no_such_response("id", &id)),

@@ -18,7 +18,7 @@ use super::{
     messages::{count_tokens, messages},
     openapi::openapi,
     origins, page,
-    replicas::EngineHealth,
+    replicas::{EngineHealth, Replicas},
     rerank::{rerank, score},
     responses::{forget, responses, stored},
     traces::trace,
@@ -27,7 +27,7 @@ use super::{
 use axum::{
     Extension, Json, Router,
     body::Body,
-    extract::{MatchedPath, Path, State},
+    extract::{MatchedPath, Path, State, rejection::PathRejection},
     http::{Method, Request, header},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
@@ -167,7 +167,8 @@ async fn ready(State(app): State<Arc<App>>) -> Result<Json<serde_json::Value>, A
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
-    let text = app.metrics.text(app.intake.pending_bytes(), app.unsent.bytes(), app.engine());
+    let unsent = app.unsent.bytes() + app.engine().map_or(0, Replicas::unread_bytes);
+    let text = app.metrics.text(app.intake.pending_bytes(), unsent, app.engine());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
@@ -188,7 +189,11 @@ async fn models(State(app): State<Arc<App>>) -> Result<Json<ModelList>, ApiError
     Ok(Json(ModelList { object: "list", data: vec![card(&app)?] }))
 }
 
-async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<ModelCard>, ApiError> {
+async fn model(
+    State(app): State<Arc<App>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<ModelCard>, ApiError> {
+    let Path(name) = name.map_err(|rejection| ApiError::not_a_path(&rejection))?;
     app.check_model(Some(&name))?;
     Ok(Json(card(&app)?))
 }

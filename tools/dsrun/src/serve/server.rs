@@ -67,7 +67,7 @@ pub(super) fn app_with_keys(settings: &ServeSettings, name: String, keys: ApiKey
     app.access_log = settings.access_log.unwrap_or_default();
     app.traces = Traces::start(settings.otlp_endpoint.as_deref())?;
     app.responses = Arc::new(ResponseStore::new(settings.response_store()));
-    app.unsent = Unsent::new(settings.unsent_limit());
+    app.unsent = Unsent::new(settings.unsent_limit(), answer_timeout);
     app.strict_fields = settings.strict_fields.unwrap_or(false);
     Ok(app)
 }

@@ -244,7 +244,8 @@ pub(crate) struct ServeSettings {
     /// given, or four times --body-limit if that is more.
     #[arg(help_heading = LIMITS, long, value_name = "BYTES")]
     pub(crate) pending_limit: Option<usize>,
-    /// The most bytes of large responses that clients have not read yet; more requests are answered with 429. 67108864 if not given.
+    /// The most bytes of tokens and responses in memory that clients have not read yet; more requests are answered with 429. 67108864
+    /// if not given.
     #[arg(help_heading = LIMITS, long, value_name = "BYTES")]
     pub(crate) unsent_limit: Option<usize>,
     /// The most bytes of stored responses of /v1/responses, beyond which the oldest are forgotten; 67108864 if not given. With 0, nothing

@@ -8,6 +8,7 @@ mod fields;
 mod fuzz;
 mod hostile;
 mod lifecycle;
+mod memory;
 mod messages;
 mod model;
 mod reasoning;

@@ -18,6 +18,15 @@ pub(crate) struct Token {
     pub(crate) offset: usize,
 }
 
+impl Token {
+    /// The bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let described =
+            |token: &TokenLogprob| size_of::<TokenLogprob>() + token.token.len() + token.bytes.len();
+        size_of::<Self>() + described(&self.chosen) + self.top.iter().map(described).sum::<usize>()
+    }
+}
+
 /// The result of adding a token to an answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Output {

@@ -1,24 +1,52 @@
-//! Finds references in a JSON schema that lead back to themselves, which no value can follow.
+//! Checks JSON schemas before they are compiled: references that lead back to themselves, which no value can follow, and the number of
+//! properties.
 
 use serde_json::Value;
 
-/// Checks that every reference of a schema leads to more than references.
+/// The most properties of a schema. The compiler recurses from each to the next, and its time grows with the square of their number.
+const MAX_PROPERTIES: usize = 5_000;
+/// The most values of a schema, which is copied before it is compiled.
+const MAX_VALUES: usize = 500_000;
+/// Keywords whose value names properties, or has a schema for each item.
+const WITH_PROPERTIES: [&str; 4] = ["properties", "patternProperties", "required", "prefixItems"];
+
+/// Checks that every reference of a schema leads to more than references, and that it has not too many properties.
 ///
 /// # Errors
-/// Shows the way of a reference back to itself.
+/// Shows the way of a reference back to itself, or the number of properties.
 pub(crate) fn check(schema: &Value) -> Result<(), String> {
     let mut open = vec![schema];
+    let (mut properties, mut values) = (0, 0);
     while let Some(value) = open.pop() {
+        values += length(Some(value));
+        if values > MAX_VALUES {
+            return Err(format!("the schema has more than {MAX_VALUES} values"));
+        }
         match value {
             Value::Object(fields) => {
                 follow(schema, value)?;
+                properties += WITH_PROPERTIES.iter().map(|key| length(fields.get(*key))).sum::<usize>();
                 open.extend(fields.values());
             }
             Value::Array(items) => open.extend(items),
             _ => {}
         }
     }
+    if properties > MAX_PROPERTIES {
+        return Err(format!(
+            "the schema has {properties} properties, required names and items, but may have at most {MAX_PROPERTIES}"
+        ));
+    }
     Ok(())
+}
+
+/// The number of elements of an object or a list.
+fn length(value: Option<&Value>) -> usize {
+    match value {
+        Some(Value::Object(fields)) => fields.len(),
+        Some(Value::Array(items)) => items.len(),
+        _ => 0,
+    }
 }
 
 /// Follows references from a part of a schema until one leads to something else. Those that are not found are left to the parser.
@@ -56,7 +84,12 @@ mod tests {
     #[case(json!({"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}), None)]
     #[case(json!({"$ref": "https://example.org/schema"}), None)]
     #[case(json!(true), None)]
-    fn references_that_lead_nowhere_are_found(#[case] schema: Value, #[case] way: Option<&str>) {
+    #[case(json!({"properties": {"x": {"required": vec!["y"; 5_000]}}}), Some("5001 properties"))]
+    #[case(json!({"enum": vec![json!({}); 600_000]}), Some("500000 values"))]
+    fn schemas_that_lead_nowhere_or_are_too_large_are_found(
+        #[case] schema: Value,
+        #[case] way: Option<&str>,
+    ) {
         match (check(&schema), way) {
             (Ok(()), None) => {}
             (Err(message), Some(way)) => assert!(message.contains(way), "{message}"),

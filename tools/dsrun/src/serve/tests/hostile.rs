@@ -12,27 +12,27 @@ use tokio::{
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-async fn connect(server: &Running) -> TcpStream {
+pub(super) async fn connect(server: &Running) -> TcpStream {
     let address = server.url.strip_prefix("http://").expect("a URL");
     TcpStream::connect(address).await.expect("a connection")
 }
 
 /// Sends bytes, and returns everything that the server answers until it closes the connection.
-async fn raw(server: &Running, bytes: &[u8]) -> String {
+pub(super) async fn raw(server: &Running, bytes: &[u8]) -> String {
     let mut stream = connect(server).await;
     // The server may close before it has read everything.
     let _ = stream.write_all(bytes).await;
     rest(&mut stream).await
 }
 
-async fn rest(stream: &mut TcpStream) -> String {
+pub(super) async fn rest(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
     let read = stream.read_to_end(&mut answer);
     let _ = tokio::time::timeout(PATIENCE, read).await.expect("the server closes the connection");
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-fn post(path: &str, body: &[u8]) -> Vec<u8> {
+pub(super) fn post(path: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()

@@ -120,10 +120,12 @@ pub(super) async fn start_with(setup: Setup) -> Running {
         Some(name) => opened(encoder::encoder(name)),
         None => model(setup.marks),
     };
-    let (engine, queue) = (setup.engine.clone(), setup.settings.queue());
-    let services = (0..setup.replicas).map(|index| load(&model, &setup.engine, queue, device(index)));
+    let engine = setup.engine.clone();
+    let service = ServiceOptions { queue: setup.settings.queue(), unread: setup.settings.unsent_limit() };
+    let services = (0..setup.replicas).map(|index| load(&model, &setup.engine, &service, device(index)));
     let shared = model.clone();
-    let rebuild = Box::new(move |_| Ok(load(&shared, &engine, queue, cpu())));
+    let again = service.clone();
+    let rebuild = Box::new(move |_| Ok(load(&shared, &engine, &again, cpu())));
     let supervisor = Supervisor::new(services.collect(), rebuild);
     let replicas = Replicas::new(supervisor.handles(), setup.settings.step_timeout());
     let replicas = replicas.expect("there is an engine");
@@ -147,10 +149,15 @@ pub(super) fn cpu() -> Arc<dyn Device> {
     dsrun_cpu::CpuBackend::new().open(0, &DeviceOptions::default()).expect("a CPU is there")
 }
 
-fn load(model: &Model, options: &EngineOptions, queue: usize, device: Arc<dyn Device>) -> Service {
+fn load(
+    model: &Model,
+    options: &EngineOptions,
+    service: &ServiceOptions,
+    device: Arc<dyn Device>,
+) -> Service {
     let plan = EnginePlan::new(model, &*device, options).expect("the model is planned");
     let engine = plan.load(model, device, &mut |_, _| {}).expect("the model is loaded");
-    Service::start(engine, &ServiceOptions { queue }).expect("a thread is there")
+    Service::start(engine, service).expect("a thread is there")
 }
 
 impl Drop for Running {
