@@ -100,7 +100,9 @@ pub(crate) fn run(
     let (said, needed) = (device.kernels().query(&call)?, plan.workspace_bytes());
     if said.native && said.workspace_bytes < needed {
         let said = said.workspace_bytes;
-        return Err(Stop::Failed(format!("the plan needs {needed} bytes of workspace, but the query said {said}")));
+        return Err(Stop::Failed(format!(
+            "the plan needs {needed} bytes of workspace, but the query said {said}"
+        )));
     }
     let scratch = Scratch::new(device, needed)?;
     let image_of = |index: usize| match (&results[index], call.op.updates(index)) {

@@ -46,7 +46,9 @@ fn a_plan_says_what_bounds_it_and_draws_it() {
     // Where there is room for a ring of layers, it streams.
     let flags = ["--device", "rtx-4090", "--host-bandwidth", "20", "--explain"];
     let ran = run(dsrun(&["plan", "llama-8b", "--memory", "8"]).args(flags));
-    for part in ["streams", "copied from host memory", "at 20 GB/s", "most tokens", "bound by copies", "w4a16"] {
+    for part in
+        ["streams", "copied from host memory", "at 20 GB/s", "most tokens", "bound by copies", "w4a16"]
+    {
         assert!(ran.code == Some(0) && ran.out.contains(part), "{part}: {}", ran.out);
     }
 }
