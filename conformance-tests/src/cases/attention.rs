@@ -206,9 +206,8 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
             let query = &query_values[(row * heads + head) * setup.key_size..][..setup.key_size];
             let (reals, log) = attend(batch.scoring(setup, head), query, &seen, setup.value_size);
             let scoring = batch.scoring(setup, head);
-            let real = |real| {
-                if is_defined(scoring, query, &seen) { Element::Real(real) } else { Element::Anything }
-            };
+            let is_defined = is_defined(scoring, query, &seen);
+            let real = |real| if is_defined { Element::Real(real) } else { Element::Anything };
             // With sinks the documentation does not define the result of a query that sees no key.
             let unclear = seen.is_empty() && setup.sinks;
             log_sum_exp[row * heads + head] = if unclear { Element::Anything } else { real(log) };
