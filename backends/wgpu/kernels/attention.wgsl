@@ -136,7 +136,8 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
     var total = 0.0;
     if (sinks_here) {
         largest = sinks_get(head);
-        total = 1.0;
+        // A sink of minus infinity has no weight.
+        total = select(1.0, 0.0, is_minus_infinity(largest));
     }
     var sums = array<f32, VALUES>();
     let stored = value_live() > 0u;
