@@ -209,7 +209,7 @@ impl KernelKind {
             _ if !device.has_half_mma() => Self::Mma(1, 16),
             // Limited by registers.
             ..=64 => Self::Mma(2, 64),
-            ..=128 => Self::Mma(2, 32),
+            65..=128 => Self::Mma(2, 32),
             _ => Self::Mma(1, 32),
         }
     }
