@@ -232,7 +232,7 @@ pub fn forecast(
 }
 
 /// The forecast with the most tokens per second among those of 1, 2, 4 and so on requests, on one mesh, and its number of requests.
-/// Requests are added while the mesh has room for their KV cache, at most [`MOST_REQUESTS`].
+/// Requests are added while the mesh has room for their KV cache, at most 1024.
 ///
 /// # Errors
 /// Those of [`forecast`].
