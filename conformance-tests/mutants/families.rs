@@ -401,8 +401,10 @@ fn finite_leak(run: &Run, stream: &mut dyn Stream) -> Result<()> {
     }
     let behind = x.float(valid * x.width());
     change_result(run, stream, 0, |_, y| {
-        if behind.is_finite() && y.count() > 0 {
-            y.set_float(0, y.float(0) + behind);
+        // Nothing can be added to an infinity.
+        let at = (0..y.count()).find(|at| y.float(*at).is_finite());
+        if let Some(at) = at.filter(|_| behind.is_finite()) {
+            y.set_float(at, y.float(at) + behind);
         }
     })
 }

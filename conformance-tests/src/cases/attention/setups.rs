@@ -275,7 +275,7 @@ pub(super) fn thresholds() -> Vec<Setup> {
             layout: Layout::strided(3, 0),
             ..new("explicit_300", &[(300, 310), (2, 40), (67, 67)], [2, 1, 4])
         },
-        Setup { mask: Explicit, window: 7, ..new("explicit_window", &[(40, 50), (9, 9)], [4, 2, 16]) },
+        Setup { mask: Explicit, window: 7, ..new("explicit_wider_window", &[(40, 50), (9, 9)], [4, 2, 16]) },
         Setup {
             mask: Bidirectional,
             window: 7,
