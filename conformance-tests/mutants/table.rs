@@ -329,17 +329,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     // Sampling off the presets.
     mutant("temperature_at_least_a_tenth", "a temperature below 0.1 is 0.1", "sample_freezing/f32/few"),
     mutant("temperature_of_two_at_most", "a temperature above 2 is 2", "sample_boiling/f32/few"),
-    mutant(
-        "top_k_of_256_at_most",
-        "top-k keeps at most 256 tokens",
-        "sample_top_k_of_700/f32/vocabulary_8193",
-    ),
+    mutant("top_k_of_256_at_most", "top-k keeps at most 256 tokens", "sample_top_k_of_257/f32/flat"),
     mutant(
         "min_p_alone_ignored",
         "min-p does nothing without top-k and top-p",
         "sample_min_p_of_half/f32/few",
     ),
-    mutant("top_k_drops_min_p", "min-p does nothing beside top-k", "sample_unusual/f32/rows_1025"),
+    mutant("top_k_drops_min_p", "min-p does nothing beside top-k", "sample_top_k_and_min_p/f32/flat"),
     mutant("top_p_of_most_is_all", "top-p above 0.9 keeps all tokens", "sample_unusual/f32/rows_1025"),
     mutant("counts_of_a_byte", "tokens are counted in a byte", "logit_process/f32/special_rare"),
     mutant(

@@ -346,7 +346,13 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
     let layout = Layout::strided(3, 1).with_extent(Some(7));
     cases.push(mixed(id, &mut random, logits, layout, &[GREEDY, PLAIN, Filters { top_k: 7, ..PLAIN }]));
     // Tokens that are nearly as likely as each other, so that those just inside and just outside a filter are drawn.
-    for (label, filters) in [("top_k_of_257", UNUSUAL_FILTERS[2].1), ("top_k_of_700", UNUSUAL_FILTERS[3].1)] {
+    // Of 700 tokens min-p keeps about 320.
+    let both = Filters { top_k: 700, min_p: 0.96875, ..PLAIN };
+    for (label, filters) in [
+        ("top_k_of_257", UNUSUAL_FILTERS[2].1),
+        ("top_k_of_700", UNUSUAL_FILTERS[3].1),
+        ("top_k_and_min_p", both),
+    ] {
         let id = format!("sample_{label}/{dtype}/flat");
         let mut random = Random::named(&id);
         let logits = random.scaled(dtype, &[400, 1009], Values::Uniform, 0.05);
