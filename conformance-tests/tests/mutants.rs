@@ -69,7 +69,7 @@ fn is_caught(mutant: &Mutant) -> Result<(), Failed> {
 
 fn without_a_fault() -> Result<(), Failed> {
     let all: BTreeSet<&str> = MUTANTS.iter().map(|mutant| mutant.caught_by).collect();
-    let (status, results) = run(FAULTLESS, &all, 60)?;
+    let (status, results) = run(FAULTLESS, &all, 240)?;
     let cases = results["cases"].as_array().ok_or("no cases")?;
     if status == Some(0) && cases.len() == all.len() && results["passed"] == true {
         return Ok(());
