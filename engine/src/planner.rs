@@ -36,7 +36,7 @@ use dsrun_models::model::Model;
 use hardware::Hardware;
 use simulation::{SimulatedRequest, simulate};
 use step_cost::StepCost;
-use streaming::{StreamedWeights, stream_weights};
+use streaming::{FullestRank, StreamedWeights, stream_stages};
 use timeline::Timeline;
 
 /// The maximum number of ranks per stage in the meshes that are tried. Larger ones are seldom best, but can be requested
@@ -174,7 +174,8 @@ impl Forecast {
 }
 
 /// Forecasts a model on every mesh of `devices` devices, the best first: meshes that fit into memory, then those that stream weights
-/// from host memory, then others, each by the time between tokens. `mesh` restricts the forecast to one mesh, given as ranks per stage and stages.
+/// from host memory, then others, each by the time between tokens. `mesh` restricts the forecast to one mesh, given as ranks per stage
+/// and stages.
 ///
 /// # Errors
 /// If an option is out of range, the mesh does not match the devices, or the model cannot be divided that way.
@@ -324,24 +325,23 @@ fn forecast_mesh(
         slowest.ok_or_else(|| Error::internal("a stage has no ranks"))
     };
     let mut stages = Vec::with_capacity(pp);
-    let mut unfit = false;
-    for stage in 0..pp {
+    let fullest = |stage: usize| -> Result<FullestRank<'_>> {
+        let all = ranks_of(stage).map(|rank| {
+            let [weights, states] = held(&programs[rank], &sizes)?;
+            Ok(FullestRank { program: &programs[rank], weights, states })
+        });
+        let all = all.collect::<Result<Vec<_>>>()?;
+        let fullest = all.into_iter().max_by_key(|rank| rank.weights + rank.states);
+        fullest.ok_or_else(|| Error::internal("a stage has no ranks").into())
+    };
+    let fullest = (0..pp).map(fullest).collect::<Result<Vec<_>>>()?;
+    let streams = stream_stages(&fullest, hardware)?;
+    for (stage, (rank, streamed)) in fullest.iter().zip(streams).enumerate() {
         let cost = price(stage, generating, generating, load.context)?;
-        let held = ranks_of(stage).map(|rank| Ok((held(&programs[rank], &sizes)?, rank)));
-        let held = held.collect::<Result<Vec<_>, Error>>()?;
-        let ([weights, states], fullest) =
-            held.into_iter().max_by_key(|([a, b], _)| a + b).unwrap_or_default();
-        let streamed = match hardware.memory {
-            Some(memory) if weights + states > memory => {
-                unfit = true;
-                stream_weights(&programs[fullest], [weights, states], memory, hardware.host_bandwidth)?
-            }
-            _ => None,
-        };
         let copy_us = streamed.map_or(0.0, |(streamed, _)| streamed.copy_us);
         stages.push(StageForecast {
-            weights: streamed.map_or(weights, |(_, on_device)| on_device),
-            states,
+            weights: streamed.map_or(rank.weights, |(_, on_device)| on_device),
+            states: rank.states,
             streamed: streamed.map(|(streamed, _)| streamed),
             step_us: cost.total_us().max(copy_us),
             read_us: cost.read_us,
@@ -368,10 +368,10 @@ fn forecast_mesh(
     let through_us: f64 = stages.iter().map(|stage| stage.chunk_us).sum();
     let first_token_us = through_us + slowest_chunk * (chunks - 1) as f64;
     let bytes: u64 = stages.iter().map(|stage| stage.read_bytes).sum();
-    let mut forecast = Forecast {
+    Ok(Forecast {
         tp,
         pp,
-        fits: None,
+        fits: hardware.memory.map(|memory| fullest.iter().all(|rank| rank.fits(memory))),
         token_ms: token_us / 1e3,
         tokens_per_second: load.requests as f64 / (token_us / 1e6),
         first_token_ms: first_token_us / 1e3,
@@ -379,13 +379,7 @@ fn forecast_mesh(
         micro_batch: generating,
         bytes_per_token: bytes * (tp * micro_batches) as u64 / load.requests.max(1) as u64,
         stages,
-    };
-    forecast.fits = hardware.memory.map(|_| !unfit);
-    // A mesh streams only if each of its stages has room to.
-    if hardware.memory.is_some_and(|memory| forecast.memory() > memory) {
-        forecast.stages.iter_mut().for_each(|stage| stage.streamed = None);
-    }
-    Ok(forecast)
+    })
 }
 
 /// The number of tokens in a prefill chunk.

@@ -199,6 +199,18 @@ fn weights_that_do_not_fit_are_streamed() {
     let none = &forecast(&model, 1, None, &tiny, &options, load).unwrap()[0];
     assert_eq!((none.fits, none.streamed_bytes(), none.stages[0].streamed), (Some(false), 0, None));
     assert!(best_batch(&model, (1, 1), &tiny, &options, load).unwrap().is_none());
+    // Beside the KV cache of 12 layers there is room for a ring, beside that of 20 there is not: so no stage streams.
+    let uneven = PipelineOptions { first_layers: vec![20], ..PipelineOptions::default() };
+    let (options, load) =
+        (EngineOptions { pipeline: uneven, ..EngineOptions::default() }, Load { requests: 64, ..load });
+    let full = Hardware { memory: Some(6_500_000_000), ..tiny };
+    let both = forecast(&model, 2, Some((1, 2)), &full, &options, load).unwrap();
+    let stages = &both[0].stages;
+    assert!(both[0].fits == Some(false) && stages.iter().all(|stage| stage.streamed.is_none()), "{stages:?}");
+    assert!(stages.iter().map(|stage| stage.weights).sum::<u64>() > 15_900_000_000, "{stages:?}");
+    let full = Hardware { memory: Some(7_500_000_000), ..full };
+    let both = forecast(&model, 2, Some((1, 2)), &full, &options, load).unwrap();
+    assert!(both[0].stages.iter().all(|stage| stage.streamed.is_some()), "{both:?}");
 }
 
 #[test]

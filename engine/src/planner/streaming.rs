@@ -1,10 +1,11 @@
 //! Forecasts weights that do not fit into the memory of a device, and are copied from host memory in every step.
 
+use super::hardware::Hardware;
 use crate::{
-    error::Result,
+    error::{EngineError, Result},
     plan::{StreamPlan, StreamableLayers},
 };
-use dsrun_core::program::Program;
+use dsrun_core::{Code, program::Program};
 
 /// The weights of a rank, some of which are streamed from host memory.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -21,17 +22,52 @@ pub struct StreamedWeights {
     pub layer_bytes: u64,
 }
 
-/// The weights of a rank that has `memory` bytes, and the bytes of them that its device holds. `None` if too little is left beside
-/// `states`, or nothing repeats in the program.
-pub(super) fn stream_weights(
-    program: &Program,
-    [weights, states]: [u64; 2],
+/// The fullest rank of a stage: its program, and the bytes of its weights and of its states.
+pub(super) struct FullestRank<'a> {
+    pub(super) program: &'a Program,
+    pub(super) weights: u64,
+    pub(super) states: u64,
+}
+
+impl FullestRank<'_> {
+    /// Whether all weights and states fit into `memory` bytes.
+    pub(super) fn fits(&self, memory: u64) -> bool {
+        self.weights + self.states <= memory
+    }
+}
+
+/// What each stage streams, with the bytes of weights that its device holds. All stages must have room for their rank, or none streams.
+///
+/// # Errors
+/// If the size of a weight overflows.
+pub(super) fn stream_stages(
+    stages: &[FullestRank<'_>],
+    hardware: &Hardware,
+) -> Result<Vec<Option<(StreamedWeights, u64)>>> {
+    let mut streamed = vec![None; stages.len()];
+    let Some(memory) = hardware.memory else { return Ok(streamed) };
+    for (stage, streamed) in stages.iter().zip(&mut streamed).filter(|(stage, _)| !stage.fits(memory)) {
+        *streamed = stream_weights(stage, memory, hardware.host_bandwidth)?;
+        if streamed.is_none() {
+            return Ok(vec![None; stages.len()]);
+        }
+    }
+    Ok(streamed)
+}
+
+/// The streamed weights of a rank that has `memory` bytes, and the bytes of weights that its device holds. `None` if too little is left
+/// beside its states, or nothing repeats in its program.
+fn stream_weights(
+    rank: &FullestRank<'_>,
     memory: u64,
     host_bandwidth: f64,
 ) -> Result<Option<(StreamedWeights, u64)>> {
-    let Ok(layers) = StreamableLayers::estimate(program) else { return Ok(None) };
-    let kept = weights.saturating_sub(layers.bytes());
-    let room = memory.saturating_sub(kept + states);
+    let layers = match StreamableLayers::estimate(rank.program) {
+        Err(EngineError::Hal(error)) if error.code() == Code::Unsupported => return Ok(None),
+        layers => layers?,
+    };
+    let kept = rank.weights.saturating_sub(layers.bytes());
+    let room = memory.saturating_sub(kept + rank.states);
     let fit = |slots: usize| layers.choose(slots, room, usize::MAX);
     let chosen: Option<StreamPlan> = layers.slot_counts().into_iter().find_map(fit);
     Ok(chosen.map(|plan| {

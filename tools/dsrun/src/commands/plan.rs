@@ -227,10 +227,9 @@ fn streaming(
     options: &EngineOptions,
     load: Load,
 ) -> Result<String> {
-    let stages: Vec<_> = best.stages.iter().filter_map(|stage| stage.streamed).collect();
-    let (streamed, resident): (Vec<_>, Vec<_>) =
-        stages.iter().map(|streamed| (streamed.layers, streamed.resident_layers)).unzip();
-    let (streamed, resident): (usize, usize) = (streamed.iter().sum(), resident.iter().sum());
+    let stages = || best.stages.iter().filter_map(|stage| stage.streamed);
+    let streamed: usize = stages().map(|streamed| streamed.layers).sum();
+    let resident: usize = stages().map(|streamed| streamed.resident_layers).sum();
     let mut text = format!(
         "the weights do not fit: {streamed} of {} layers are copied from host memory in every step, {} on each rank at {:.0} GB/s\n\
          below about {:.0} requests memory is worth more as KV cache of further requests than as resident layers",
@@ -245,8 +244,9 @@ fn streaming(
             most.tokens_per_second, most.token_ms
         );
     }
-    let few_bits = options.quantize.is_some();
-    text += if few_bits { "" } else { "\nhint: --quantize w4a16 copies a quarter of the bytes of bf16" };
+    if options.quantize.is_none() {
+        text += "\nhint: --quantize w4a16 copies a quarter of the bytes of bf16";
+    }
     Ok(text)
 }
 
