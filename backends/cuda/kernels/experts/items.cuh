@@ -132,7 +132,8 @@ __device__ inline Y* outputs_of(const GroupedLinearParams& p, int assignment) {
     return p.y.row(assignment / SLOTS) + assignment % SLOTS * (p.outputs + REST);
 }
 
-/* Copies what is behind the inputs of an item's heads behind their outputs. `threads` threads call, each with its number. */
+/* Copies the REST elements of each row from the end of its inputs to the end of its outputs. All threads of the block call this: `thread` is
+ * the index of the caller, `threads` their number. */
 __device__ inline void copy_rest(const GroupedLinearParams& p, const Item& item, int thread, int threads, int all) {
 #if REST
     for (int i = thread; i < item.count * REST; i += threads) {

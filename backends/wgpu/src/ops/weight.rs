@@ -346,7 +346,7 @@ mod tests {
     fn half_scales_make_the_largest_element_large() {
         for largest in [1.0f32, 0.02, 65504.0, 3e38, 1e-30] {
             let scale = half_scale(largest);
-            assert_eq!(scale.to_bits() & 0x007F_FFFF, 0, "{scale} is no power of two");
+            assert_eq!(scale.to_bits() & 0x007F_FFFF, 0, "{scale} must be a power of two");
             let scaled = scale * largest;
             assert!((8192.0..16384.0).contains(&scaled), "{largest} becomes {scaled}");
         }

@@ -124,7 +124,7 @@ pub(in crate::checks) fn weights(subject: &Subject) -> Outcome {
     for (what, changed) in changes {
         let operands = operands(changed);
         let desc = desc("linear", &dtype, &operands, &results);
-        // Which of two operands that do not fit is wrong is for nobody to say.
+        // The shapes contradict each other, so the error may name either operand.
         let named = (changed.shape == right.shape).then_some("weight");
         refused(&format!("a query for {what}"), raw.query(&raw const desc), named)?;
         refused(&format!("a plan for {what}"), raw.plan(&raw const desc), named)?;

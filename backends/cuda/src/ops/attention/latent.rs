@@ -186,7 +186,7 @@ impl TileConfig {
 
 /// The plan of a call; `None` if these kernels do not support it.
 pub(super) fn plan(op: &PagedAttention, kinds: &Kinds, device: &DeviceSpec) -> Result<Option<KernelPlan>> {
-    let takes = device.capability >= 80
+    let takes = device.has_half_mma()
         && kinds.shared_values
         && matches!(kinds.query, DType::F16 | DType::BF16)
         && kinds.cache == kinds.query
