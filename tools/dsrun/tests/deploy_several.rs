@@ -6,14 +6,14 @@
 #[path = "support/command.rs"]
 mod command;
 
-use dsrun_test_support::{Missing, TestResult, test_main};
+use dsrun_test_support::{Missing, TestResult, free_port, test_main};
 use serde::Deserialize;
 use snapbox::cmd::cargo_bin;
 use std::{
     collections::BTreeMap,
     fs,
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -32,10 +32,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 fn deploy(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/deploy").join(name)
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// A process with all that it has started.

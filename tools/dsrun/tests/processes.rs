@@ -5,6 +5,7 @@
 #[path = "support/command.rs"]
 mod command;
 
+use dsrun_test_support::free_port;
 use rstest::rstest;
 use snapbox::cmd::cargo_bin;
 use std::{
@@ -34,11 +35,6 @@ struct Ended {
     code: Option<i32>,
     out: String,
     err: String,
-}
-
-/// A port that nothing listens at now.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 impl Processes {
@@ -360,9 +356,11 @@ fn models_that_differ_in_one_byte_are_told_apart() {
     }
 }
 
-/// A process believes that there are more processes.
-#[test]
-fn processes_that_are_counted_differently_are_refused() {
+/// A process believes that there are more processes. Every process is told, whichever came first.
+#[rstest]
+#[case([("0", "2"), ("1", "3")])]
+#[case([("1", "3"), ("0", "2")])]
+fn processes_that_are_counted_differently_are_refused(#[case] processes: [(&str, &str); 2]) {
     let (model, port) = (tiny(), free_port().to_string());
     let start = |(process, count): (&str, &str)| {
         let mut command = Command::new(cargo_bin!("dsrun"));
@@ -371,7 +369,7 @@ fn processes_that_are_counted_differently_are_refused() {
         command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    for child in [("0", "2"), ("1", "3")].map(start) {
+    for child in processes.map(start) {
         let ended = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&ended.stderr);
         assert_eq!(ended.status.code(), Some(1), "{said}");

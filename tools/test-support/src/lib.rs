@@ -31,10 +31,12 @@ pub mod counting_allocator;
 pub mod faulty_device;
 pub mod fuzz;
 mod lookup;
+mod port;
 mod requirement;
 mod trial;
 
 pub use compiler::{c_compiler, compile_c_library, cpp_compiler};
 pub use lookup::{NodePackages, browser, encoders, model, node, python};
+pub use port::free_port;
 pub use requirement::{Missing, REQUIRE, Requirement, TestResult};
 pub use trial::{IntoTestResult, run, trial};

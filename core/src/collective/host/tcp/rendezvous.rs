@@ -199,23 +199,35 @@ type Refusal = (u8, String);
 
 /// A rank that has connected.
 struct Joined {
+    rank: usize,
     stream: TcpStream,
     address: SocketAddr,
 }
 
 /// Waits for all ranks of a group, and tells each the addresses of all, or why there is no group.
 fn introduce(noun: &str, listener: &TcpListener, secret: &Secret) {
-    let mut joined: Vec<Option<Joined>> = Vec::new();
-    let (answer, text) = match gather(noun, listener, secret, &mut joined) {
+    let mut joined = Vec::new();
+    let result = gather(noun, listener, secret, &mut joined);
+    if result.is_err() {
+        // Those that are connecting at this moment get the reason too.
+        while let Ok((mut stream, address)) = listener.accept() {
+            if let Some(hello) = Hello::read(&mut stream, secret) {
+                joined.push(Joined { rank: hello.rank as usize, stream, address });
+            }
+        }
+    }
+    joined.sort_by_key(|member| member.rank);
+    let (answer, text) = match result {
         Ok(()) => {
-            let addresses = joined.iter().flatten().map(|rank| rank.address.to_string());
+            let addresses = joined.iter().map(|member| member.address.to_string());
             (JOINED, addresses.collect::<Vec<_>>().join(" "))
         }
         Err(refusal) => refusal,
     };
-    for rank in joined.iter_mut().flatten() {
+    // Number 0 last: it is usually in this process, which may exit once it has its answer.
+    for member in joined.iter_mut().rev() {
         // If the rank has exited, the others fail when they connect to it.
-        let _ = answer_to(&mut rank.stream, answer, &text);
+        let _ = answer_to(&mut member.stream, answer, &text);
     }
 }
 
@@ -226,45 +238,42 @@ fn answer_to(stream: &mut TcpStream, answer: u8, text: &str) -> std::io::Result<
     stream.write_all(text.as_bytes())
 }
 
+/// Waits for all ranks of a group. `joined` receives those that have connected, also when they are refused.
 fn gather(
     noun: &str,
     listener: &TcpListener,
     secret: &Secret,
-    joined: &mut Vec<Option<Joined>>,
+    joined: &mut Vec<Joined>,
 ) -> std::result::Result<(), Refusal> {
     listener.set_nonblocking(true).map_err(|error| (REFUSED, error.to_string()))?;
-    let mut limit = (UNUSED_TIMEOUT, Instant::now());
+    let (mut timeout, mut start) = (UNUSED_TIMEOUT, Instant::now());
+    let mut size = None;
     loop {
-        let (timeout, start) = limit;
         match listener.accept() {
             Ok((mut stream, from)) => {
                 let Some(hello) = Hello::read(&mut stream, secret) else { continue };
                 let (rank, ranks) = (hello.rank as usize, hello.ranks as usize);
-                if joined.is_empty() {
-                    joined.resize_with(ranks, || None);
-                    limit = (Duration::from_millis(hello.timeout_ms), Instant::now());
-                }
-                let refusal = if ranks != joined.len() || rank >= ranks {
-                    Some(format!(
-                        "{noun} {rank} joins a group of {ranks}, but others one of {}",
-                        joined.len()
-                    ))
-                } else {
-                    joined[rank].as_ref().map(|_| format!("{noun} {rank} joins a second time"))
-                };
-                if let Some(reason) = refusal {
-                    // The others get the same reason.
-                    let _ = answer_to(&mut stream, REFUSED, &reason);
+                let size = *size.get_or_insert_with(|| {
+                    (timeout, start) = (Duration::from_millis(hello.timeout_ms), Instant::now());
+                    ranks
+                });
+                let twice = joined.iter().any(|member| member.rank == rank);
+                joined.push(Joined { rank, stream, address: SocketAddr::new(from.ip(), hello.port) });
+                if ranks != size || rank >= ranks {
+                    let reason = format!("{noun} {rank} joins a group of {ranks}, but others one of {size}");
                     return Err((REFUSED, reason));
                 }
-                joined[rank] = Some(Joined { stream, address: SocketAddr::new(from.ip(), hello.port) });
-                if joined.iter().all(Option::is_some) {
+                if twice {
+                    return Err((REFUSED, format!("{noun} {rank} joins a second time")));
+                }
+                if joined.len() == size {
                     return Ok(());
                 }
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if start.elapsed() >= timeout {
-                    let missing = missing_ranks(noun, joined.iter().map(Option::is_some));
+                    let present = |rank| joined.iter().any(|member| member.rank == rank);
+                    let missing = missing_ranks(noun, (0..size.unwrap_or(0)).map(present));
                     let reason = format!("joining the group waited {timeout:?} for {missing}");
                     return Err((TIMED_OUT, reason));
                 }
@@ -354,7 +363,13 @@ impl Member {
         introduction.write_all(&hello.to_bytes()).map_err(&failed)?;
         // The process that listens has its own limit, whose message names the missing ranks.
         introduction.set_read_timeout(Some(limit.for_system() + HELLO_TIMEOUT)).map_err(&failed)?;
-        let addresses = read_answer(&mut introduction).map_err(failed)??;
+        let ended = |error: std::io::Error| match error.kind() {
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
+                std::io::Error::other(format!("what gathers it at {met} has ended"))
+            }
+            _ => error,
+        };
+        let addresses = read_answer(&mut introduction).map_err(|error| failed(ended(error)))??;
         if addresses.len() != self.ranks {
             let message = format!("{} addresses came for {} members", addresses.len(), self.ranks);
             return Err(Error::new(Code::Communication, message));
