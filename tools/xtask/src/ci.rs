@@ -6,8 +6,9 @@
 //! requests targets that need development dependencies; this is the only reason for `--examples` in `rustdoc`.
 //! Otherwise cargo would compile half of the dependencies twice.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -89,15 +90,23 @@ impl Step {
                 Ok(())
             }
             Action::Cargo { arguments, environment } => {
-                let status = Command::new(cargo())
+                let mut child = cargo()
                     .args(*arguments)
                     .envs(environment.iter().copied())
                     .current_dir(root)
-                    .stdin(Stdio::null())
-                    .status()
+                    .stdout(Stdio::piped())
+                    .spawn()
                     .context("cargo could not be started")?;
+                let mut failed = Vec::new();
+                for line in BufReader::new(child.stdout.take().context("cargo has no output")?).split(b'\n') {
+                    let line = line.context("the output of cargo could not be read")?;
+                    let line = String::from_utf8_lossy(&line);
+                    println!("{line}");
+                    failed.extend(failed_test(&line).map(|name| format!("\n  test {name}")));
+                }
+                let status = child.wait().context("cargo could not be awaited")?;
                 if !status.success() {
-                    bail!("cargo ended with {status}");
+                    bail!("cargo ended with {status}{}", failed.concat());
                 }
                 Ok(())
             }
@@ -105,10 +114,16 @@ impl Step {
     }
 }
 
+/// The name of the test that failed, if a line of output says that one did.
+fn failed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix("FAILED")?.trim_end().strip_suffix("...").map(str::trim_end)
+}
+
 /// The result of one step.
 struct Outcome {
     step: &'static Step,
-    passed: bool,
+    /// Why the step failed, if it did.
+    failure: Option<String>,
     time: Duration,
 }
 
@@ -138,17 +153,17 @@ pub(crate) fn run(only: &[String]) -> Result<bool> {
         .map(|step| {
             println!("\n=== {}: {}", step.name, step.command());
             let start = Instant::now();
-            let result = step.run(&root, &workspace);
+            let failure = step.run(&root, &workspace).err().map(|error| format!("{error:#}"));
             let time = start.elapsed();
-            if let Err(error) = &result {
-                println!("{error:#}");
+            if let Some(failure) = &failure {
+                println!("{failure}");
                 println!("=== {} FAILED; rerun with: {}", step.name, step.command());
             }
-            Outcome { step, passed: result.is_ok(), time }
+            Outcome { step, failure, time }
         })
         .collect();
     print!("\n{}", summary(&outcomes));
-    Ok(outcomes.iter().all(|outcome| outcome.passed))
+    Ok(outcomes.iter().all(|outcome| outcome.failure.is_none()))
 }
 
 fn select(only: &[String]) -> Result<Vec<&'static Step>> {
@@ -159,19 +174,25 @@ fn select(only: &[String]) -> Result<Vec<&'static Step>> {
     Ok(STEPS.iter().filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)).collect())
 }
 
-/// One line per step; for a failed step also the command to rerun it.
+/// The number of lines of a failure that the summary repeats.
+const MOST_LINES: usize = 40;
+
+/// One line per step; for a failed step also the command to rerun it and why it failed.
 fn summary(outcomes: &[Outcome]) -> String {
     let mut text = String::from("=== summary\n");
-    for Outcome { step, passed, time } in outcomes {
-        let result = if *passed { "ok" } else { "FAILED" };
+    for Outcome { step, failure, time } in outcomes {
+        let result = if failure.is_none() { "ok" } else { "FAILED" };
         text += &format!("{:<14} {result:<8} {:>8.1} s", step.name, time.as_secs_f64());
-        if !passed {
+        if let Some(failure) = failure {
             text += &format!("   rerun: {}", step.command());
+            for line in failure.lines().take(MOST_LINES) {
+                text += &format!("\n    {line}");
+            }
         }
         text.push('\n');
     }
     let total: Duration = outcomes.iter().map(|outcome| outcome.time).sum();
-    let failed = outcomes.iter().filter(|outcome| !outcome.passed).count();
+    let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
     let result = if failed == 0 { "ok".to_owned() } else { format!("{failed} failed") };
     text + &format!("{:<14} {result:<8} {:>8.1} s\n", "total", total.as_secs_f64())
 }
@@ -218,8 +239,12 @@ mod tests {
     fn the_summary_says_what_failed_and_how_to_rerun_it() {
         let steps = select(&["fmt".into(), "test".into()]).unwrap();
         let outcomes = [
-            Outcome { step: steps[0], passed: true, time: Duration::from_millis(1500) },
-            Outcome { step: steps[1], passed: false, time: Duration::from_secs(3) },
+            Outcome { step: steps[0], failure: None, time: Duration::from_millis(1500) },
+            Outcome {
+                step: steps[1],
+                failure: Some("cargo ended\n  test a_test".into()),
+                time: Duration::from_secs(3),
+            },
         ];
         let text = summary(&outcomes);
         let lines: Vec<&str> = text.lines().collect();
@@ -228,6 +253,15 @@ mod tests {
             lines[2].contains("FAILED") && lines[2].ends_with("rerun: cargo test --workspace --no-fail-fast"),
             "{text}"
         );
-        assert!(lines[3].contains("1 failed") && lines[3].ends_with("4.5 s"), "{text}");
+        assert_eq!(lines[3..5], ["    cargo ended", "      test a_test"]);
+        assert!(lines[5].contains("1 failed") && lines[5].ends_with("4.5 s"), "{text}");
+    }
+
+    #[test]
+    fn failed_tests_are_found_in_the_output_of_both_harnesses() {
+        assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b"));
+        assert_eq!(failed_test("test a_test            ... FAILED"), Some("a_test"));
+        assert_eq!(failed_test("test a::b ... ok"), None);
+        assert_eq!(failed_test("test result: FAILED. 1 passed"), None);
     }
 }

@@ -6,7 +6,6 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
@@ -28,10 +27,9 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
 
 /// Writes the generated pages, by running the test that compares them in the mode that writes them.
 pub(crate) fn generate() -> Result<()> {
-    let status = Command::new(cargo())
+    let status = cargo()
         .args(["test", "--quiet", "--package", "xtask", "--test", "op_table"])
         .env("DSRUN_UPDATE_DOCS", "1")
-        .stdin(Stdio::null())
         .status()
         .context("cargo could not be started")?;
     ensure!(status.success(), "the pages were not written; cargo ended with {status}");

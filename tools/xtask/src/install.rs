@@ -157,7 +157,7 @@ pub(crate) fn report(installed: &[PathBuf], prefix: &Path) -> String {
 
 /// Builds the programs and the plugins that are packages.
 fn build(workspace: &Workspace, profile: Profile) -> Result<Vec<Artifact>> {
-    let mut command = Command::new(cargo());
+    let mut command = cargo();
     command.args(["build", "--message-format=json-render-diagnostics"]).current_dir(workspace.root());
     match profile {
         Profile::Dev => _ = command.args(["--workspace", "--all-targets"]),
@@ -171,8 +171,7 @@ fn build(workspace: &Workspace, profile: Profile) -> Result<Vec<Artifact>> {
             }
         }
     }
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cargo could not be started")?;
+    let mut child = command.stdout(Stdio::piped()).spawn().context("cargo could not be started")?;
     let output = child.stdout.take().context("cargo has no output")?;
     let mut artifacts = Vec::new();
     for message in Message::parse_stream(std::io::BufReader::new(output)) {

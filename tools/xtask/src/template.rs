@@ -1,7 +1,6 @@
 //! The step `template`: a copy of `plugins/template`, made as its README says, builds and passes its tests.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
@@ -33,11 +32,10 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
         .context("cannot write the copy's Cargo.toml")?;
     let offline = ["test", "build"].map(|task| [task, "--offline", "--quiet"]);
     for arguments in [&["fmt", "--check"][..], &offline[0], &offline[1]] {
-        let status = Command::new(cargo())
+        let status = cargo()
             .args(arguments)
             .env("CARGO_TARGET_DIR", target)
             .current_dir(&copy)
-            .stdin(Stdio::null())
             .status()
             .context("cargo could not be started")?;
         ensure!(

@@ -1,6 +1,7 @@
 //! The workspace: the output of `cargo metadata`, and helpers for paths and files.
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::{env, fs};
 
 use anyhow::{Context, Result};
@@ -28,7 +29,7 @@ impl Workspace {
         let filters =
             PLATFORMS.iter().flat_map(|platform| ["--filter-platform".to_owned(), (*platform).to_owned()]);
         let metadata = MetadataCommand::new()
-            .cargo_path(cargo())
+            .cargo_path(cargo_path())
             .other_options(filters.collect::<Vec<_>>())
             .exec()
             .context("`cargo metadata` failed; run it in the repository to see why")?;
@@ -49,8 +50,26 @@ impl Workspace {
 }
 
 /// The cargo that started this program, so that all steps use the same toolchain.
-pub(crate) fn cargo() -> PathBuf {
+fn cargo_path() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+}
+
+/// A command that runs this cargo with an empty standard input.
+///
+/// It lacks the variables by which cargo describes this package to this program. Build scripts of dependencies read
+/// them, so cargo would build those again after every change between a shell and a step.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(cargo_path());
+    for (name, _) in env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|part| name.starts_with(part)))
+        {
+            command.env_remove(name);
+        }
+    }
+    command.stdin(Stdio::null());
+    command
 }
 
 /// `path` relative to `root`, with `/` on every platform; the whole path if it is not inside `root`.
