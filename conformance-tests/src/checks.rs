@@ -14,6 +14,7 @@ mod decoder;
 mod faults;
 mod indices;
 mod jobs;
+mod kept;
 mod large;
 mod leaks;
 mod logits;
@@ -84,6 +85,18 @@ pub const CHECKS: &[Check] = &[
         "unsupported calls are refused with a reason, and supported calls can be planned",
         None,
         claims::no_means_no
+    ),
+    check!(
+        "claims_formats",
+        "calls that are said to run have weights that can be packed, and can be planned",
+        None,
+        kept::formats_and_results
+    ),
+    check!(
+        "claims_unlisted",
+        "what is said to run on element types that the device does not list gives right results",
+        None,
+        kept::unlisted_types
     ),
     check!(
         "replay_graph",

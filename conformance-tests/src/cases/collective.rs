@@ -123,7 +123,21 @@ pub(super) fn all_reduce(dtype: DType) -> Vec<Case> {
         let name = format!("all_reduce_{}", reduction.name());
         each(&name, dtype, |group| all_reduce_case(dtype, reduction, group))
     };
-    reductions(dtype).flat_map(of).collect()
+    reductions(dtype).flat_map(of).chain(vast_sums(dtype)).collect()
+}
+
+/// Sums of 8 MiB, which backends compute by other algorithms than small ones, in several pieces.
+fn vast_sums(dtype: DType) -> Vec<Case> {
+    if dtype != DType::F32 {
+        return Vec::new();
+    }
+    let sum = |ranks: usize| {
+        let id = format!("all_reduce_sum/{dtype}/vast_over_{ranks}");
+        let (random, shape) = (Random::named(&id), [2053, 1049]);
+        let (layout, values) = (Layout::strided(0, 0), Values::USUAL[0]);
+        all_reduce_case(dtype, Reduction::Sum, Group { id, random, ranks, shape, layout, values })
+    };
+    [2, 3].map(sum).into()
 }
 
 pub(super) fn drawn_all_reduce(dtype: DType, draw: &mut Draw) -> Case {
