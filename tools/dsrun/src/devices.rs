@@ -274,13 +274,14 @@ fn join(
     Ok(processes)
 }
 
-/// Tells the other processes, if there are any, that this one ends with an error.
-pub(crate) fn tell_others(error: &anyhow::Error) {
+/// Tells the other processes, if there are any, that this one ends with an error. Returns whether there are.
+pub(crate) fn tell_others(error: &anyhow::Error) -> bool {
     let joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(processes) = &*joined {
         let text = format!("{error:#}");
         processes.leave(text.split("\nhint:").next().unwrap_or_default());
     }
+    joined.is_some()
 }
 
 /// The ranks of an engine in this process, if the mesh says how many.

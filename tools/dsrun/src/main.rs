@@ -8,6 +8,7 @@ mod client;
 mod commands;
 mod devices;
 mod find_backend;
+mod group;
 mod input;
 mod interrupt;
 mod probe;
@@ -48,11 +49,22 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<devices::Followed>() => ExitCode::SUCCESS,
         Err(error) => {
-            devices::tell_others(&error);
+            let one_of_several = devices::tell_others(&error);
             terminal.error(&error);
+            if one_of_several {
+                exit_at_once();
+            }
             ExitCode::FAILURE
         }
     }
+}
+
+/// Ends one of several processes after an error. A library may still be aborting what it exchanges with processes that have ended, which
+/// can take NCCL longer than anyone waits; if libraries were unloaded meanwhile, as at a normal exit, the process would crash.
+fn exit_at_once() {
+    let _ = std::io::Write::flush(&mut std::io::stdout());
+    #[cfg(unix)]
+    signal_hook::low_level::exit(1);
 }
 
 /// Starts logging to standard error with the filter of `--log` or `DSRUN_LOG`; the default is `warn`.

@@ -12,7 +12,7 @@ use libloading::os::unix::Library as Handle;
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
     fmt, ptr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -23,6 +23,8 @@ pub(crate) const LIBRARY: &str = "libnccl.so.2";
 const OLDEST: i32 = 21_800;
 /// How long an operation may take to be enqueued. The first ones of a communicator connect ranks.
 const ENQUEUE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an abort is waited for.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a dropped communicator may take to finish.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of bytes of an id.
@@ -374,17 +376,25 @@ impl NcclComm {
         self.state("a collective").map(drop)
     }
 
-    /// Aborts all operations, on another thread, because NCCL may block.
+    /// Aborts all operations, on another thread, because NCCL may block. Waits for that thread, but not for long: if
+    /// another process has ended, this can take NCCL longer than anyone waits. A process that exits meanwhile may crash in libraries
+    /// that are being unloaded, unless it exits without that.
     pub(crate) fn abort(&self) {
         let Some(comm) = self.lock().take() else { return };
         let nccl = self.nccl.clone();
+        let (sender, ended) = mpsc::channel();
         let end = move || {
             let Raw(comm) = { comm };
             // SAFETY: the communicator was taken, so nothing else uses it.
             unsafe { (nccl.functions.abort)(comm) };
+            let _ = sender.send(());
         };
-        if let Err(error) = thread::Builder::new().name("dsrun-nccl-abort".into()).spawn(end) {
-            tracing::error!(%error, "cannot start the thread that ends a communicator, which is leaked");
+        match thread::Builder::new().name("dsrun-nccl-abort".into()).spawn(end) {
+            Ok(_) if ended.recv_timeout(ABORT_TIMEOUT).is_ok() => {}
+            Ok(_) => tracing::warn!("NCCL takes long to abort a communicator, which is left to it"),
+            Err(error) => {
+                tracing::error!(%error, "cannot start the thread that ends a communicator, which is leaked");
+            }
         }
     }
 }
