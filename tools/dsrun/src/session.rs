@@ -130,15 +130,33 @@ pub(crate) fn plan_engine(
     Ok(plan)
 }
 
-/// The engine options for up to `requests` concurrent requests.
-pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> EngineOptions {
+/// The tokens of a step if the user does not say, for a device with this much free memory of its own, if it has any. Such a device has the
+/// operations for more than the 256 of others, and the activations of that many tokens are small beside 4 GiB.
+pub(crate) fn default_step_tokens(free: Option<u64>) -> usize {
+    let gibs = free.unwrap_or(0) >> 30;
+    EngineOptions::default().step_tokens * (gibs / 4).clamp(1, 8) as usize
+}
+
+/// The free memory of a device that does not use the memory of the host.
+fn free_memory(device: &dyn Device) -> Option<u64> {
+    device.memory().free.filter(|_| !device.properties().unified_memory)
+}
+
+/// The engine options for up to `requests` concurrent requests on such devices.
+pub(crate) fn engine_options(
+    arguments: &EngineArguments,
+    requests: usize,
+    devices: &Devices,
+) -> EngineOptions {
     let default = EngineOptions::default();
     EngineOptions {
         precision: arguments.dtype.into(),
         kv_precision: arguments.kv_dtype.into(),
         exact: arguments.exact,
         context: arguments.context,
-        step_tokens: arguments.step_tokens.unwrap_or_else(|| default.step_tokens.max(requests)),
+        step_tokens: arguments
+            .step_tokens
+            .unwrap_or_else(|| default_step_tokens(free_memory(&**devices.first())).max(requests)),
         max_requests: requests,
         fuse: !arguments.no_fuse,
         launch_ahead: !arguments.no_launch_ahead,
@@ -353,4 +371,18 @@ pub(crate) fn generate_options(model: &Model, arguments: &SamplingArguments) -> 
         anyhow::bail!("a stop string is empty\nhint: leave --stop out");
     }
     Ok(options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn larger_devices_take_more_tokens_in_a_step() {
+        for (gibs, tokens) in
+            [(None, 256), (Some(3), 256), (Some(9), 512), (Some(20), 1280), (Some(140), 2048)]
+        {
+            assert_eq!(default_step_tokens(gibs.map(|gibs: u64| gibs << 30)), tokens, "{gibs:?}");
+        }
+    }
 }

@@ -66,7 +66,7 @@ pub(crate) struct Plan {
     /// Tokens of a prompt; half of the context if not given.
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) prompt: Option<usize>,
-    /// Maximum number of tokens of a step.
+    /// Maximum number of tokens of a step; 256 for each 4 GiB of the device's memory, up to 2048, if not given.
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) step_tokens: Option<usize>,
     /// Divide prompts and generating requests into this many micro-batches, instead of many for prompts and one for each stage for

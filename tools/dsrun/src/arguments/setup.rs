@@ -222,8 +222,8 @@ pub(crate) struct EngineArguments {
     /// of the free memory), and at most 2048 in benchmarks. For `eval perplexity` the tokens of a window, 512 if not given.
     #[arg(long, short = 'c', visible_alias = "ctx-size", alias = "max-model-len", value_name = "TOKENS")]
     pub(crate) context: Option<usize>,
-    /// Maximum number of tokens of a step: longer prompts are split into chunks. 256 if not given; `bench prefill` processes
-    /// whole prompts.
+    /// Maximum number of tokens of a step: longer prompts are split into chunks. 256 if not given, on a device with memory of its own
+    /// for each 4 GiB that are free, up to 2048; `bench prefill` processes whole prompts.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) step_tokens: Option<usize>,
     /// Run every primitive separately instead of fused, for comparison.

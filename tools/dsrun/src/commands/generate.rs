@@ -31,7 +31,7 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     let options = generate_options(&model, &command.sampling)?;
     let prompt = as_prompt(text, command, &model);
     let speculation = command.speculation.speculation();
-    let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1) };
+    let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1, &devices) };
     let mut pipeline = load_fitted(model, draft.as_ref(), &devices, engine, terminal)?;
 
     pipeline.engine().record_trace(true)?;

@@ -30,7 +30,8 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
         terminal,
     )?;
     let speculation = command.speculation.speculation();
-    let options = EngineOptions { speculation, ..engine_options(&command.setup.engine, command.requests) };
+    let options =
+        EngineOptions { speculation, ..engine_options(&command.setup.engine, command.requests, &devices) };
     let (options, note) = fit::for_one_request(&model, draft.as_ref(), &devices, options)?;
     let plan = fit::plan_chosen(&model, draft.as_ref(), &devices, &options, note.as_deref(), terminal)?;
     let fits = plan.memory_of_ranks().all(|memory| memory.missing().is_none());

@@ -30,7 +30,8 @@ fn build(command: &KernelsBuild, terminal: &Terminal) -> Result<()> {
         terminal,
     )?;
     let speculation = command.speculation.speculation();
-    let options = EngineOptions { speculation, ..engine_options(&command.setup.engine, command.batch) };
+    let options =
+        EngineOptions { speculation, ..engine_options(&command.setup.engine, command.batch, &devices) };
     let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
     let started = Instant::now();
     let calls = build_kernels(&plan, &**devices.first(), command.jobs, terminal)?;

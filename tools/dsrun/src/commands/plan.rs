@@ -3,7 +3,7 @@
 use super::{print, print_json};
 use crate::{
     arguments::{ModelArguments, Plan, Weights},
-    session::open_model,
+    session::{default_step_tokens, open_model},
     terminal::Terminal,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -41,7 +41,7 @@ pub(crate) fn run(command: &Plan, terminal: &Terminal) -> Result<()> {
     let default = EngineOptions::default();
     let options = EngineOptions {
         precision: command.dtype.into(),
-        step_tokens: command.step_tokens.unwrap_or(default.step_tokens),
+        step_tokens: command.step_tokens.unwrap_or_else(|| default_step_tokens(hardware.memory)),
         quantize: command.quantize.clone(),
         pipeline: PipelineOptions { micro_batches: command.micro_batches, ..PipelineOptions::default() },
         ..default

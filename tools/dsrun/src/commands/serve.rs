@@ -156,7 +156,7 @@ fn load(settings: &ServeSettings, model: String, terminal: Terminal) -> Result<(
         swap_tokens: settings.swap_tokens.unwrap_or(0),
         prefix_cache: !settings.no_prefix_cache.unwrap_or(false),
         speculation: speculation.speculation(),
-        ..engine_options(&engine, 1)
+        ..engine_options(&engine, 1, first)
     };
     let given =
         Given { context: settings.context, requests: settings.max_requests, kv_tokens: settings.kv_tokens };

@@ -7,6 +7,7 @@ use super::{median::median, prompts::token};
 use crate::{
     arguments::Abi,
     commands::{print, print_json},
+    devices::Devices,
     session::{engine_options, open_model, registry},
     terminal::Terminal,
 };
@@ -79,7 +80,8 @@ pub(crate) fn run(command: &Abi, terminal: &Terminal) -> Result<()> {
     let loopback = unsafe { PluginBackend::from_entry(backend_entry!(Linked::new()?)) }?;
     let plugin = plugin(&name, command.plugin.as_deref(), terminal)?;
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let mut options = engine_options(&command.engine, 1);
+    let device = DeviceOptions { threads: command.threads.map(usize::from), ..DeviceOptions::default() };
+    let mut options = engine_options(&command.engine, 1, &Devices::one(linked.open(0, &device)?));
     options.ignore_end = true;
     // Without a prefix cache, every run computes its prompts.
     options.prefix_cache = false;
@@ -89,7 +91,6 @@ pub(crate) fn run(command: &Abi, terminal: &Terminal) -> Result<()> {
     if options.context < Some(tokens) {
         bail!("--prompt and --steps together are {tokens} tokens, more than --context");
     }
-    let device = DeviceOptions { threads: command.threads.map(usize::from), ..DeviceOptions::default() };
     let mut engines: Vec<(&str, Engine)> = Vec::new();
     let backends: [(&str, Option<&dyn Backend>); 3] = [
         ("linked", Some(&linked)),

@@ -44,7 +44,7 @@ pub(crate) fn run(command: &BenchKernels, terminal: &Terminal) -> Result<()> {
     let devices = open_only_device(&command.setup.devices, "bench kernels", terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let device = devices.first().clone();
-    let mut options = engine_options(&command.setup.engine, command.batch);
+    let mut options = engine_options(&command.setup.engine, command.batch, &devices);
     options.ignore_end = true;
     options.context = Some(options.context.unwrap_or(command.past + 1));
     if options.context <= Some(command.past) {

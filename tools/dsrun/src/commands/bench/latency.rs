@@ -58,7 +58,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         &devices,
         terminal,
     )?;
-    let mut options = engine_options(&command.setup.engine, command.batch);
+    let mut options = engine_options(&command.setup.engine, command.batch, &devices);
     options.speculation = command.speculation.speculation();
     options.ignore_end = true;
     // Without a prefix cache, every run computes its prompts.

@@ -48,7 +48,7 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
     let devices = open_devices(&command.setup.devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let longest = command.prompt.iter().copied().max().unwrap_or(1);
-    let mut options = engine_options(&command.setup.engine, command.batch);
+    let mut options = engine_options(&command.setup.engine, command.batch, &devices);
     options.ignore_end = true;
     // Without a prefix cache, every run computes its prompts.
     options.prefix_cache = false;

@@ -63,7 +63,7 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
         &devices,
         terminal,
     )?;
-    let mut options = engine_options(&command.setup.engine, batch);
+    let mut options = engine_options(&command.setup.engine, batch, &devices);
     options.speculation = command.speculation.speculation();
     options.ignore_end = true;
     // Every request computes its prompt, in the second run too.

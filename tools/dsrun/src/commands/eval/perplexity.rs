@@ -58,7 +58,7 @@ pub(crate) fn run(command: &Perplexity, terminal: &Terminal) -> Result<()> {
     let mut windows = windows(tokens.len(), context, command.stride)?;
     windows.truncate(command.chunks.unwrap_or(usize::MAX));
 
-    let mut options = engine_options(&command.setup.engine, 1);
+    let mut options = engine_options(&command.setup.engine, 1, &devices);
     options.context = Some(context);
     let name = model.name().to_owned();
     let mut pipeline = load(model, None, &devices, &options, terminal)?;
