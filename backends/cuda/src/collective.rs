@@ -31,18 +31,21 @@ use dsrun_core::{
 };
 use facts::{Facts, Way};
 use mailbox::Mailbox;
-pub(crate) use mailbox::{BLOCKS, CREDITS, DEPTH, Exchange, MAX_RANKS, THREADS};
+pub(crate) use mailbox::{
+    BLOCKS, CHUNK_BLOCKS, CHUNK_BLOCKS_AT_ONCE, CREDITS, DEPTH, Exchange, MAX_RANKS, THREADS, chunk_depth,
+};
 use members::Members;
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-/// The environment variable that restricts collectives to one transport: `peer`, `peer-apart` or `nccl`. For comparison and
-/// tests.
+/// The environment variable that restricts collectives to one transport or algorithm: `nccl`, `peer` and others. For comparison
+/// and tests.
 const WAY: &str = "DSRUN_CUDA_COLLECTIVES";
 
 /// The collectives of a device.
 #[derive(Debug)]
 pub(crate) struct CudaCollective {
     pub(crate) context: Arc<Context>,
+    pub(crate) multiprocessors: usize,
 }
 
 impl Collective for CudaCollective {
@@ -57,9 +60,10 @@ impl Collective for CudaCollective {
             None => None,
         };
         let apart = way == Some(Way::PeerApart);
+        let only = if let Some(Way::PeerBy(algorithm)) = way { Some(algorithm) } else { None };
         match self.connect(&host, id, way, timeout) {
             Ok((exchange, nccl)) => {
-                Ok(Arc::new(CudaComm::new(host, self.context.clone(), exchange, nccl, apart)))
+                Ok(Arc::new(CudaComm::new(host, self.context.clone(), exchange, nccl, apart, only)))
             }
             Err(error) => {
                 // Otherwise the other ranks would wait for this one.
@@ -101,7 +105,7 @@ impl CudaCollective {
         };
         let reason = || facts::why_not_peers(only, &all, MAX_RANKS);
         let nccl = match (only, facts::shared_device(&all)) {
-            (Some(Way::Peer | Way::PeerApart), _) => None,
+            (Some(Way::Peer | Way::PeerApart | Way::PeerBy(_)), _) => None,
             // A group of one rank exchanges nothing, so NCCL is not used for it unless requested.
             (None, _) if all.len() == 1 => None,
             (_, Some([first, second])) if exchange.is_none() => {
@@ -146,7 +150,7 @@ impl CudaCollective {
     fn exchange(&self, host: &HostComm, id: &GroupId) -> Result<(Exchange, Option<Error>)> {
         let (rank, ranks) = (host.rank(), host.ranks());
         let members = Members::of_group(id, ranks);
-        members.add(rank, Arc::new(Mailbox::new(&self.context, ranks)?));
+        members.add(rank, Arc::new(Mailbox::new(&self.context, self.multiprocessors, ranks)?));
         // All ranks have added their mailboxes.
         host.barrier()?;
         let mailboxes = members.mailboxes()?;

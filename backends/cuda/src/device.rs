@@ -197,7 +197,7 @@ impl CudaDevice {
         let properties = properties(name, total);
         let (kernels, graphs) =
             (CudaKernels { context: context.clone(), device: spec }, CudaGraphs { context: context.clone() });
-        let collective = CudaCollective { context: context.clone() };
+        let collective = CudaCollective { context: context.clone(), multiprocessors: sm_count as usize };
         Ok(Self { properties, context, kernels, graphs, collective })
     }
 }

@@ -15,7 +15,8 @@ mod values;
 
 pub(crate) use backends::{Backends, Doctor, Kernels, KernelsBuild, KernelsCommand};
 pub(crate) use bench::{
-    Abi, Bench, BenchCommand, BenchKernels, BenchPlot, BenchServe, Latency, Prefill, Soak, Throughput,
+    Abi, Bench, BenchAllReduce, BenchCommand, BenchKernels, BenchPlot, BenchServe, Latency, Prefill, Soak,
+    Throughput,
 };
 use clap::{Parser, Subcommand};
 pub(crate) use eval::{Eval, EvalCommand, Perplexity};

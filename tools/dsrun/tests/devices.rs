@@ -181,3 +181,34 @@ fn devices_that_cannot_be_ranks_are_refused() {
     let ran = run(dsrun(&["bench", "kernels", "--tp", "2", "--model", tiny]));
     assert!(ran.code == Some(1) && ran.err.contains("bench kernels runs on one device"), "{}", ran.err);
 }
+
+#[test]
+fn all_reduces_are_measured() {
+    let bench = |flags: &[&str]| run(dsrun(&["bench", "all-reduce", "--backend", "cpu"]).args(flags));
+    let flags = ["--tp", "3", "--size", "1KiB,64KiB", "--dtype", "f32", "--repeat", "2", "--json"];
+    let ran = bench(&flags);
+    let found = json(&ran.out);
+    assert_eq!((&found["ranks"], &found["dtype"]), (&3.into(), &"f32".into()), "{}", ran.err);
+    let sizes = found["sizes"].as_array().unwrap();
+    let bytes: Vec<_> = sizes.iter().map(|size| size["bytes"].as_u64().unwrap()).collect();
+    assert_eq!(bytes, [1024, 65536]);
+    for size in sizes {
+        let (micros, rate) = (&size["microseconds"], &size["bus_bytes_per_second"]);
+        let (micros, rate) = (micros.as_f64().unwrap(), rate.as_f64().unwrap());
+        // Every rank sends two thirds of its bytes twice.
+        let sent = size["bytes"].as_f64().unwrap() * 4.0 / 3.0;
+        assert!(micros > 0.0 && (rate * micros / 1e6 - sent).abs() < 1.0, "{size}");
+    }
+    let ran = bench(&["--tp", "2", "--size", "1KiB", "--repeat", "1"]);
+    assert!(ran.code == Some(0) && ran.out.contains("on 2 ranks") && ran.out.contains("1024"), "{}", ran.out);
+    for (flags, part) in [
+        (&["--tp", "1"][..], "needs several devices"),
+        (&["--tp", "2", "--size", "3"], "3 is not a whole number of elements of bf16"),
+        (&["--tp", "2", "--dtype", "keep"], "--dtype keep"),
+        (&["--pp", "2"], "--pp has no effect"),
+        (&["--tp", "2", "--micro-batches", "2"], "--micro-batches has no effect"),
+    ] {
+        let ran = bench(flags);
+        assert!(ran.code == Some(1) && ran.err.contains(part), "{flags:?}: {}", ran.err);
+    }
+}

@@ -1,42 +1,63 @@
 //! The message sizes at which collectives switch to another algorithm.
 //!
-//! **Not measured yet**: there was no machine with two GPUs. The numbers are based on published measurements of 8 H200 on one
-//! host (an all-reduce by stores of flagged packets takes 6.4 us for 16 KiB, 8.2 us for 64 KiB and 10.6 us for 256 KiB, NCCL
-//! 17.8, 19.9 and 20.3 us), and on the bytes each algorithm moves: in one shot a rank sends its whole message to every other
-//! rank, and packets contain as many bytes of flags as of data, so once the links are saturated its time grows twice as fast as
-//! NCCL's.
+//! Measured with `dsrun bench all-reduce` on the machines of `docs/src/parallelism.md`.
 
 use dsrun_core::op::Op;
 
-/// The maximum message sizes, in bytes per rank, of the algorithms for small messages.
+/// The algorithms of an all-reduce by peer exchange: `kernels/collective/reduce.cu` has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Crossover {
-    /// One-shot all-reduce: every rank receives every message and reduces all of it.
-    pub(crate) one_shot: usize,
-    /// Peer exchange; larger messages use NCCL.
-    pub(crate) peer: usize,
+pub(crate) enum Algorithm {
+    /// Every rank receives every message and reduces all of it: one exchange.
+    OneShot,
+    /// Every rank reduces a part of the messages, and sends the result to all others: two exchanges of fewer bytes.
+    TwoShots,
+    /// The same in chunks with a mark each instead of packets with flags: half the bytes.
+    InChunks,
 }
 
-/// Rows of: the maximum number of ranks, and the sizes for it.
+/// The maximum message sizes, in bytes per rank, of the algorithms of an all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Crossover {
+    one_shot: usize,
+    two_shots: usize,
+    /// Larger messages use NCCL.
+    in_chunks: usize,
+}
+
+/// Rows of: the maximum number of ranks, and the sizes for it. Measured for two and four ranks; that for more is a guess.
 const TABLE: [(usize, Crossover); 3] = [
-    // With two ranks, the two-shot algorithm sends as many bytes as one-shot.
-    (2, Crossover { one_shot: usize::MAX, peer: 512 << 10 }),
-    (4, Crossover { one_shot: 128 << 10, peer: 512 << 10 }),
-    (usize::MAX, Crossover { one_shot: 64 << 10, peer: 512 << 10 }),
+    (2, Crossover { one_shot: 256 << 10, two_shots: 512 << 10, in_chunks: usize::MAX }),
+    (4, Crossover { one_shot: 64 << 10, two_shots: 512 << 10, in_chunks: usize::MAX }),
+    (usize::MAX, Crossover { one_shot: 64 << 10, two_shots: 512 << 10, in_chunks: usize::MAX }),
 ];
 
+/// The maximum size of other collectives by peer exchange; larger messages use NCCL. Packets carry as many bytes of flags as of
+/// data, so they copy large messages at half the speed of a link.
+const COPIED: usize = 512 << 10;
+
 /// The sizes for a group of this many ranks.
-pub(crate) fn crossover(ranks: usize) -> Crossover {
+fn crossover(ranks: usize) -> Crossover {
     let row = TABLE.iter().find(|(most, _)| ranks <= *most);
-    row.map_or(Crossover { one_shot: 0, peer: 0 }, |(_, row)| *row)
+    row.map_or(Crossover { one_shot: 0, two_shots: 0, in_chunks: 0 }, |(_, row)| *row)
+}
+
+/// The algorithm of an all-reduce of `bytes` bytes by peer exchange.
+pub(crate) fn algorithm(bytes: usize, ranks: usize) -> Algorithm {
+    let Crossover { one_shot, two_shots, .. } = crossover(ranks);
+    match bytes {
+        _ if bytes <= one_shot => Algorithm::OneShot,
+        _ if bytes <= two_shots => Algorithm::TwoShots,
+        _ => Algorithm::InChunks,
+    }
 }
 
 /// Whether an op of `bytes` bytes uses peer exchange when NCCL is available, too.
 pub(crate) fn by_peers(op: &Op, bytes: usize, ranks: usize) -> bool {
     match op {
-        // Packets copy a message at half the speed of the link, and few messages are small.
-        Op::Send(_) | Op::Receive(_) | Op::Barrier(_) => bytes <= crossover(ranks).peer / 2,
-        _ => bytes <= crossover(ranks).peer,
+        Op::AllReduce(_) => bytes <= crossover(ranks).in_chunks,
+        // Few messages are small.
+        Op::Send(_) | Op::Receive(_) | Op::Barrier(_) => bytes <= COPIED / 2,
+        _ => bytes <= COPIED,
     }
 }
 
@@ -45,9 +66,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_ranks_leave_the_one_shot_earlier() {
+    fn larger_messages_and_more_ranks_leave_the_one_shot() {
         let sizes: Vec<usize> = [2, 3, 4, 8].map(|ranks| crossover(ranks).one_shot).into();
         assert!(sizes.is_sorted_by(|a, b| a >= b), "{sizes:?}");
-        assert_eq!(crossover(2).one_shot, usize::MAX);
+        for ranks in [2, 3, 4, 8] {
+            let algorithms = [16 << 10, 16 << 20].map(|bytes| algorithm(bytes, ranks));
+            assert_eq!(algorithms, [Algorithm::OneShot, Algorithm::InChunks], "{ranks} ranks");
+        }
     }
 }

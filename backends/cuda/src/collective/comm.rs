@@ -1,10 +1,13 @@
 //! A rank's membership in a group.
 
 use super::mailbox::Exchange;
-use crate::driver::{
-    context::Context,
-    nccl::NcclComm,
-    rendezvous::{Group, Turn},
+use crate::{
+    arch::crossover::Algorithm,
+    driver::{
+        context::Context,
+        nccl::NcclComm,
+        rendezvous::{Group, Turn},
+    },
 };
 use dsrun_core::{
     Error, Result,
@@ -22,6 +25,8 @@ pub(crate) struct CudaComm {
     in_step: bool,
     pub(crate) exchange: Option<Exchange>,
     pub(crate) nccl: Option<Arc<NcclComm>>,
+    /// The only algorithm of all-reduces by peer exchange, if the user named one.
+    pub(crate) only: Option<Algorithm>,
     failure: OnceLock<Error>,
 }
 
@@ -32,9 +37,10 @@ impl CudaComm {
         exchange: Option<Exchange>,
         nccl: Option<Arc<NcclComm>>,
         may_be_apart: bool,
+        only: Option<Algorithm>,
     ) -> Self {
         let in_step = !may_be_apart && exchange.as_ref().is_some_and(Exchange::shares_device);
-        Self { host, context, in_step, exchange, nccl, failure: OnceLock::new() }
+        Self { host, context, in_step, exchange, nccl, only, failure: OnceLock::new() }
     }
 
     /// The context of the rank's device.

@@ -1,6 +1,9 @@
 //! The facts that ranks exchange before they connect.
 
-use crate::driver::{context::Context, fault};
+use crate::{
+    arch::crossover::Algorithm,
+    driver::{context::Context, fault},
+};
 use cudarc::driver::sys;
 use dsrun_core::{Code, Error, Result, collective::host::HostComm};
 use std::{
@@ -14,22 +17,29 @@ pub(super) enum Way {
     Peer,
     /// Peer exchange without synchronising ranks that share a device: tests the waits of kernels.
     PeerApart,
+    /// Peer exchange, with one algorithm for all all-reduces.
+    PeerBy(Algorithm),
     Nccl,
 }
+
+/// The transports and their names.
+const WAYS: [(&str, Way); 6] = [
+    ("peer", Way::Peer),
+    ("peer-apart", Way::PeerApart),
+    ("one-shot", Way::PeerBy(Algorithm::OneShot)),
+    ("two-shots", Way::PeerBy(Algorithm::TwoShots)),
+    ("in-chunks", Way::PeerBy(Algorithm::InChunks)),
+    ("nccl", Way::Nccl),
+];
 
 impl Way {
     /// # Errors
     /// If there is none of this name.
     pub(super) fn named(name: &str) -> Result<Self> {
-        match name {
-            "peer" => Ok(Self::Peer),
-            "peer-apart" => Ok(Self::PeerApart),
-            "nccl" => Ok(Self::Nccl),
-            other => {
-                let message = format!("{} is `{other}`, must be `peer`, `peer-apart` or `nccl`", super::WAY);
-                Err(Error::invalid(message))
-            }
-        }
+        WAYS.iter().find(|(known, _)| *known == name).map(|(_, way)| *way).ok_or_else(|| {
+            let known = WAYS.map(|(known, _)| format!("`{known}`")).join(", ");
+            Error::invalid(format!("{} is `{name}`, must be one of {known}", super::WAY))
+        })
     }
 }
 

@@ -19,6 +19,11 @@ pub(crate) const BLOCKS: usize = 32;
 pub(crate) const THREADS: usize = 256;
 /// The maximum number of packets of a thread in a round, for each rank.
 pub(crate) const DEPTH: usize = 4;
+/// The number of blocks of an all-reduce in chunks. As the blocks of all ranks that share a GPU have to be resident at once, there
+/// are few of them; large chunks fill the links.
+pub(crate) const CHUNK_BLOCKS: usize = 96;
+/// The number of blocks of an all-reduce in chunks that are resident on a multiprocessor at once, at least.
+pub(crate) const CHUNK_BLOCKS_AT_ONCE: usize = 3;
 /// Rounds that a rank may send before the receiver has taken the first.
 pub(crate) const CREDITS: usize = 4;
 
@@ -30,6 +35,8 @@ const ROUND: usize = BLOCKS * THREADS * DEPTH * PACKET;
 const COLLECTIVE: usize = 2 * ROUND;
 /// Bytes of the packets that one rank sends.
 const SENT: usize = CREDITS * ROUND;
+/// Bytes of the numbers of the chunks that have been written: of both kinds, by block.
+const CHUNK_MARKS: usize = 2 * CHUNK_BLOCKS * size_of::<u32>();
 /// Bytes of one receiver's acknowledged round numbers, by thread.
 const TAKEN: usize = BLOCKS * THREADS * size_of::<u32>();
 /// Bytes of the numbers of started rounds, by block.
@@ -41,6 +48,11 @@ const PROBE: usize = 4096;
 /// The probe pattern of a rank.
 fn probe(rank: usize) -> Vec<u8> {
     (0..PROBE).map(|place| ((place * 11 + rank * 37) % 251) as u8 + 1).collect()
+}
+
+/// The maximum number of packets of a thread in a chunk, for each rank. The more ranks, the fewer, so that the mailbox does not grow.
+pub(crate) fn chunk_depth(ranks: usize) -> usize {
+    (16 / ranks.max(1)).clamp(2, 8)
 }
 
 /// The byte offsets of the parts of a mailbox.
@@ -80,9 +92,24 @@ impl Places {
         self.sends(self.ranks) + from * COUNTS
     }
 
+    /// Bytes of the chunks from one rank, two of data to reduce and two of results, and of their marks.
+    fn chunk_bytes(self) -> usize {
+        2 * 2 * CHUNK_BLOCKS * THREADS * chunk_depth(self.ranks) * PACKET + CHUNK_MARKS
+    }
+
+    /// Chunks from a rank, and behind them their marks.
+    fn chunks(self, from: usize) -> usize {
+        self.receives(self.ranks) + from * self.chunk_bytes()
+    }
+
+    /// The counters of reduced chunks.
+    fn chunk_counts(self) -> usize {
+        self.chunks(self.ranks)
+    }
+
     /// The bytes of the mailbox.
     fn bytes(self) -> usize {
-        self.receives(self.ranks)
+        self.chunk_counts() + CHUNK_BLOCKS * size_of::<u32>()
     }
 }
 
@@ -107,6 +134,8 @@ pub(crate) struct Mailbox {
     /// The device address of the state.
     state_address: u64,
     places: Places,
+    /// The blocks of an all-reduce in chunks that are resident on the GPU at once.
+    chunk_blocks: usize,
 }
 
 impl fmt::Debug for Mailbox {
@@ -124,11 +153,11 @@ pub(crate) struct GivenUp {
 }
 
 impl Mailbox {
-    /// An empty mailbox for a group of this many ranks.
+    /// An empty mailbox for a group of this many ranks, on a GPU with so many multiprocessors.
     ///
     /// # Errors
     /// If there is too little memory.
-    pub(super) fn new(context: &Arc<Context>, ranks: usize) -> Result<Self> {
+    pub(super) fn new(context: &Arc<Context>, multiprocessors: usize, ranks: usize) -> Result<Self> {
         context.enter()?;
         let places = Places { ranks };
         let bytes = places.bytes();
@@ -159,6 +188,7 @@ impl Mailbox {
             state: Raw(state.cast()),
             state_address,
             places,
+            chunk_blocks: multiprocessors * CHUNK_BLOCKS_AT_ONCE,
         };
         made.map(|()| mailbox)
     }
@@ -229,6 +259,15 @@ impl Exchange {
         self.mailboxes.iter().filter(|mailbox| mailbox.context.device() == own).count() > 1
     }
 
+    /// Whether the blocks of an all-reduce in chunks of all ranks that share a GPU are resident at once. All ranks get the same answer.
+    pub(crate) fn chunks_fit(&self) -> bool {
+        self.mailboxes.iter().all(|mailbox| {
+            let device = mailbox.context.device();
+            let sharing = self.mailboxes.iter().filter(|other| other.context.device() == device).count();
+            sharing * CHUNK_BLOCKS <= mailbox.chunk_blocks
+        })
+    }
+
     /// The address, in each rank's mailbox, of this rank's packets of collectives.
     pub(crate) fn to(&self) -> [u64; MAX_RANKS] {
         let place = |rank: usize| {
@@ -246,6 +285,16 @@ impl Exchange {
     /// The round counters of collectives.
     pub(crate) fn rounds(&self) -> u64 {
         self.own().memory + self.own().places.rounds() as u64
+    }
+
+    /// The addresses for all-reduces in chunks: this rank's chunks in each rank's mailbox, the chunks of all ranks in its own, and
+    /// the counters of reduced chunks.
+    pub(crate) fn chunks(&self) -> ([u64; MAX_RANKS], u64, u64) {
+        let own = self.own();
+        let at = |mailbox: &Arc<Mailbox>| mailbox.memory + mailbox.places.chunks(self.rank) as u64;
+        let to = std::array::from_fn(|rank| self.mailboxes.get(rank).map_or(0, at));
+        let [from, counts] = [own.places.chunks(0), own.places.chunk_counts()];
+        (to, own.memory + from as u64, own.memory + counts as u64)
     }
 
     /// The state shared by kernels and the host.
@@ -359,6 +408,8 @@ mod tests {
             starts.push((places.rounds(), COUNTS));
             starts.extend((0..ranks).map(|rank| (places.sends(rank), COUNTS)));
             starts.extend((0..ranks).map(|rank| (places.receives(rank), COUNTS)));
+            starts.extend((0..ranks).map(|rank| (places.chunks(rank), places.chunk_bytes())));
+            starts.push((places.chunk_counts(), CHUNK_BLOCKS * size_of::<u32>()));
             let mut end = 0;
             for (start, bytes) in starts {
                 assert_eq!(start, end);

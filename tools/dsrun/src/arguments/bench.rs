@@ -1,8 +1,8 @@
 //! Arguments of `dsrun bench`.
 
 use super::{
-    setup::{EngineArguments, ModelArguments, SetupArguments, SpeculationArguments},
-    values::{at_least_two, positive, share},
+    setup::{DevicesArguments, Dtype, EngineArguments, ModelArguments, SetupArguments, SpeculationArguments},
+    values::{MemorySize, at_least_two, positive, share},
 };
 use crate::commands::bench::Lengths;
 use clap::{Args, Subcommand};
@@ -27,6 +27,8 @@ pub(crate) enum BenchCommand {
     /// Measure each kind of call of a decode step, and how close it is to the memory bandwidth. Larger regions that a device
     /// runs in one launch for small batches are measured call by call.
     Kernels(BenchKernels),
+    /// Measure all-reduces over several devices, for tensors of several sizes.
+    AllReduce(BenchAllReduce),
     /// Measure the latency of an OpenAI-compatible server under load.
     Serve(BenchServe),
     /// Draw latency over throughput from the output of `bench serve --json`, for several servers or settings.
@@ -130,6 +132,21 @@ pub(crate) struct BenchKernels {
     pub(crate) measure: MeasureArguments,
     #[command(flatten)]
     pub(crate) setup: SetupArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchAllReduce {
+    /// Bytes of each rank's tensor, separated by commas.
+    #[arg(long, value_delimiter = ',', value_name = "SIZES")]
+    #[arg(default_value = "1KiB,4KiB,16KiB,64KiB,256KiB,512KiB,1MiB,2MiB,4MiB,8MiB,16MiB")]
+    pub(crate) size: Vec<MemorySize>,
+    /// The type of the elements.
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16, value_name = "TYPE")]
+    pub(crate) dtype: Dtype,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArguments,
+    #[command(flatten)]
+    pub(crate) devices: DevicesArguments,
 }
 
 #[derive(Debug, Args)]

@@ -1,6 +1,7 @@
 //! `dsrun bench`: measures speed.
 
 mod abi;
+mod all_reduce;
 mod bandwidth;
 mod kernels;
 mod latency;
@@ -28,6 +29,7 @@ pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
         BenchCommand::Throughput(command) => throughput::run(command, terminal),
         BenchCommand::Kernels(command) => kernels::run(command, terminal),
         BenchCommand::Serve(command) => serve::run(command, terminal),
+        BenchCommand::AllReduce(command) => all_reduce::run(command, terminal),
         BenchCommand::Plot(command) => plot::run(command, terminal),
         BenchCommand::Soak(command) => soak::run(command, terminal),
     }

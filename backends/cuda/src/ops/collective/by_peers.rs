@@ -2,8 +2,11 @@
 
 use super::Planes;
 use crate::{
-    arch::crossover::crossover,
-    collective::{BLOCKS, CREDITS, CudaComm, DEPTH, Exchange, MAX_RANKS, THREADS},
+    arch::crossover::{Algorithm, algorithm},
+    collective::{
+        BLOCKS, CHUNK_BLOCKS, CHUNK_BLOCKS_AT_ONCE, CREDITS, CudaComm, DEPTH, Exchange, MAX_RANKS, THREADS,
+        chunk_depth,
+    },
     driver::{
         kernel_spec::KernelSpec,
         kernel_struct::{Pointer, declaration, kernel_struct, params_header},
@@ -40,11 +43,11 @@ kernel_struct! {
         /// Elements of `x` from one rank's part to the next.
         x_part: i64 = "i64",
         columns: i64 = "i64",
-        /// The address of this rank's packets in each rank's mailbox.
+        /// The address of this rank's packets or chunks in each rank's mailbox.
         to: [Pointer; MAX_RANKS] = "void*",
-        /// The address of the packets of all ranks in this rank's mailbox.
+        /// The address of the packets or chunks of all ranks in this rank's mailbox.
         from: Pointer = "const void*",
-        /// The round counter of each block.
+        /// The counter of rounds or chunks of each block.
         rounds: Pointer = "u32*",
         state: Pointer = "void*",
         /// Whether a wait of the rank has failed.
@@ -53,7 +56,7 @@ kernel_struct! {
         patience: u64 = "u64",
         rank: i32 = "int",
         ranks: i32 = "int",
-        /// Packets per thread, round and rank, at most `DEPTH`.
+        /// Packets per thread, round or chunk, and rank, at most `DEPTH`.
         depths: i32 = "int",
         reduction: i32 = "int",
     }
@@ -143,6 +146,7 @@ fn reduced_type(dtype: DType) -> Result<&'static str> {
 enum Kernel {
     OneShot(Reduction),
     TwoShots(Reduction),
+    InChunks(Reduction),
     Scatter(Reduction),
     /// Copies the data of all ranks, or only of the given one.
     Spread(Option<u32>),
@@ -152,11 +156,18 @@ enum Kernel {
 }
 
 impl Kernel {
-    fn of(op: &Op, planes: &Planes) -> Result<Self> {
-        let small = planes.bytes() <= crossover(planes.ranks).one_shot;
+    fn of(op: &Op, planes: &Planes, comm: &CudaComm) -> Result<Self> {
+        let exchange = exchange(comm)?;
+        let algorithm = || match comm.only.unwrap_or_else(|| algorithm(planes.bytes(), planes.ranks)) {
+            Algorithm::InChunks if !exchange.chunks_fit() => Algorithm::TwoShots,
+            algorithm => algorithm,
+        };
         Ok(match op {
-            Op::AllReduce(op) if small => Self::OneShot(op.reduction),
-            Op::AllReduce(op) => Self::TwoShots(op.reduction),
+            Op::AllReduce(op) => match algorithm() {
+                Algorithm::OneShot => Self::OneShot(op.reduction),
+                Algorithm::TwoShots => Self::TwoShots(op.reduction),
+                Algorithm::InChunks => Self::InChunks(op.reduction),
+            },
             Op::ReduceScatter(op) => Self::Scatter(op.reduction),
             Op::AllGather(_) | Op::AllToAll(_) => Self::Spread(None),
             Op::Broadcast(op) => Self::Spread(Some(op.root)),
@@ -167,48 +178,66 @@ impl Kernel {
         })
     }
 
-    fn spec(self, dtype: DType, wide: bool) -> Result<KernelSpec> {
+    /// The maximum number of blocks of a launch, and of packets per thread and round or chunk.
+    fn most(self, ranks: usize) -> [usize; 2] {
+        if matches!(self, Self::InChunks(_)) { [CHUNK_BLOCKS, chunk_depth(ranks)] } else { [BLOCKS, DEPTH] }
+    }
+
+    fn spec(self, dtype: DType, ranks: usize, wide: bool, dense: bool) -> Result<KernelSpec> {
         let (unit, entry, name) = match self {
             Self::OneShot(_) => ("collective/reduce.cu", "one_shot", reduced_type(dtype)?),
             Self::TwoShots(_) => ("collective/reduce.cu", "two_shots", reduced_type(dtype)?),
+            Self::InChunks(_) => ("collective/reduce.cu", "in_chunks", reduced_type(dtype)?),
             Self::Scatter(_) => ("collective/reduce.cu", "scatter", reduced_type(dtype)?),
             Self::Spread(_) | Self::Barrier => ("collective/copy.cu", "spread", bits_of(dtype.bytes())?),
             Self::Send(_) => ("collective/copy.cu", "send", bits_of(dtype.bytes())?),
             Self::Receive(_) => ("collective/copy.cu", "receive", bits_of(dtype.bytes())?),
         };
+        // Only one kernel makes a difference between dense planes and others.
+        let flat = u8::from(dense && matches!(self, Self::InChunks(_)));
         let wide = u8::from(wide);
-        let defines: [(_, &dyn std::fmt::Display); 6] = [
+        let [blocks, depth] = self.most(ranks);
+        let defines: [(_, &dyn std::fmt::Display); 8] = [
             ("X", &name),
             ("WIDE", &wide),
-            ("BLOCKS", &BLOCKS),
+            ("BLOCKS", &blocks),
             ("THREADS", &THREADS),
-            ("DEPTH", &DEPTH),
+            ("DEPTH", &depth),
             ("CREDITS", &CREDITS),
+            ("RESIDENT", &CHUNK_BLOCKS_AT_ONCE),
+            ("FLAT", &flat),
         ];
         Ok(KernelSpec::new(unit, entry, defines))
     }
 }
 
-/// Blocks, and packets per thread and round, for this many bytes. All ranks must compute the same numbers.
-fn geometry(bytes: usize) -> (usize, usize) {
-    let units = bytes.div_ceil(UNIT_BYTES);
-    let blocks = units.div_ceil(THREADS).clamp(1, BLOCKS);
-    (blocks, units.div_ceil(BLOCKS * THREADS).clamp(1, DEPTH))
+fn exchange(comm: &CudaComm) -> Result<&Exchange> {
+    comm.exchange.as_ref().ok_or_else(|| Error::internal("the group has no peer exchange"))
+}
+
+/// Blocks, and packets per thread and round, for this many packets, in rounds of about equal sizes. All ranks must compute the
+/// same numbers.
+fn geometry(packets: usize, [most_blocks, most_depth]: [usize; 2]) -> (usize, usize) {
+    let blocks = packets.div_ceil(THREADS).clamp(1, most_blocks);
+    let depths = packets.div_ceil(most_blocks * THREADS).max(1);
+    (blocks, depths.div_ceil(depths.div_ceil(most_depth)))
 }
 
 pub(super) fn plan(call: &CallDesc, planes: Planes, comm: &Arc<CudaComm>) -> Result<KernelPlan> {
-    let kernel = Kernel::of(&call.op, &planes)?;
+    let kernel = Kernel::of(&call.op, &planes, comm)?;
     let dtype = call.tensor(0).map_or(DType::U32, |x| x.dtype);
-    let spec = kernel.spec(dtype, planes.wide)?;
+    let spec = kernel.spec(dtype, planes.ranks, planes.wide, planes.dense == [true; 2])?;
     let comm = comm.clone();
     Ok(KernelPlan::of_one(spec, move |frame, function| {
-        let exchange =
-            comm.exchange.as_ref().ok_or_else(|| Error::internal("the group has no peer exchange"))?;
-        let each = match kernel {
-            Kernel::TwoShots(_) => planes.bytes().div_ceil(planes.ranks),
-            _ => planes.bytes(),
+        let exchange = exchange(&comm)?;
+        let units = planes.bytes().div_ceil(UNIT_BYTES);
+        let packets = match kernel {
+            Kernel::TwoShots(_) => units.div_ceil(planes.ranks),
+            // A packet has two units.
+            Kernel::InChunks(_) => units.div_ceil(2 * planes.ranks),
+            _ => units,
         };
-        let (blocks, depths) = geometry(each);
+        let (blocks, depths) = geometry(packets, kernel.most(planes.ranks));
         let parameters = parameters(kernel, &planes, frame, exchange, comm.rank(), depths)?;
         Ok(LaunchOp::kernel(function, [blocks, 1, 1], THREADS, parameters))
     }))
@@ -249,16 +278,23 @@ fn parameters(
         })
     };
     Ok(match kernel {
-        Kernel::OneShot(reduction) | Kernel::TwoShots(reduction) | Kernel::Scatter(reduction) => {
+        Kernel::OneShot(reduction)
+        | Kernel::TwoShots(reduction)
+        | Kernel::InChunks(reduction)
+        | Kernel::Scatter(reduction) => {
+            let (to, from, rounds) = match kernel {
+                Kernel::InChunks(_) => exchange.chunks(),
+                _ => (exchange.to(), exchange.from(), exchange.rounds()),
+            };
             Parameters::from(&ReduceParams {
                 extent,
                 x: MatrixParams::optional(x),
                 y: MatrixParams::optional(y),
                 x_part: planes.x_part as i64,
                 columns,
-                to: exchange.to(),
-                from: exchange.from(),
-                rounds: exchange.rounds(),
+                to,
+                from,
+                rounds,
                 state,
                 failed,
                 patience: nanoseconds(PATIENCE),
@@ -296,18 +332,18 @@ fn parameters(
 /// The kernels that groups of two and of four ranks may need.
 pub(crate) fn all_specs() -> Result<Vec<KernelSpec>> {
     let sum = Reduction::Sum;
-    let reducing = [Kernel::OneShot(sum), Kernel::TwoShots(sum), Kernel::Scatter(sum)];
+    let reducing = [Kernel::OneShot(sum), Kernel::TwoShots(sum), Kernel::InChunks(sum), Kernel::Scatter(sum)];
     let copying = [Kernel::Spread(None), Kernel::Send(0), Kernel::Receive(0)];
     let mut specs = Vec::new();
     for wide in [false, true] {
-        for dtype in DType::ALL {
+        for (dtype, ranks) in DType::ALL.into_iter().flat_map(|dtype| [(dtype, 2), (dtype, 4)]) {
             for kernel in reducing {
-                specs.push(kernel.spec(dtype, wide)?);
+                specs.push(kernel.spec(dtype, ranks, wide, wide)?);
             }
         }
         for dtype in [DType::U8, DType::F16, DType::U32] {
             for kernel in copying {
-                specs.push(kernel.spec(dtype, wide)?);
+                specs.push(kernel.spec(dtype, 2, wide, false)?);
             }
         }
     }
@@ -320,11 +356,14 @@ mod tests {
 
     #[test]
     fn messages_are_spread_over_blocks_before_threads_have_several_packets() {
-        assert_eq!(geometry(0), (1, 1));
-        assert_eq!(geometry(1), (1, 1));
-        assert_eq!(geometry(16 << 10), (8, 1));
-        assert_eq!(geometry(BLOCKS * THREADS * UNIT_BYTES), (BLOCKS, 1));
-        assert_eq!(geometry(BLOCKS * THREADS * UNIT_BYTES + 1), (BLOCKS, 2));
-        assert_eq!(geometry(1 << 30), (BLOCKS, DEPTH));
+        let most = [BLOCKS, DEPTH];
+        assert_eq!(geometry(0, most), (1, 1));
+        assert_eq!(geometry(1, most), (1, 1));
+        assert_eq!(geometry(2 << 10, most), (8, 1));
+        assert_eq!(geometry(BLOCKS * THREADS, most), (BLOCKS, 1));
+        assert_eq!(geometry(BLOCKS * THREADS + 1, most), (BLOCKS, 2));
+        // Two rounds of three rather than one of four and one of one.
+        assert_eq!(geometry(BLOCKS * THREADS * 5, [BLOCKS, 4]), (BLOCKS, 3));
+        assert_eq!(geometry(1 << 30, most), (BLOCKS, DEPTH));
     }
 }

@@ -3,32 +3,24 @@
 //! Every pair of devices exchanges messages in both directions, which are compared, and all of them together run an all-reduce whose
 //! result must have the same bits on each. Data comes from the host, so that a link that loses or changes bytes is found.
 
+use crate::group::{LIMIT, Rank, on_ranks};
 use anyhow::{Context, Result, bail, ensure};
 use dsrun_core::{
     DType, TensorDesc,
-    checked::CheckedPlan,
-    collective::Comm,
-    device::{Backend, BufferSlice, Device, DeviceOptions, MemoryKind, Stream},
-    kernels::{Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc},
-    op::{AllReduce, MeshAxis, Op, Receive, Reduction, Send},
+    device::{Backend, Device, DeviceOptions},
+    op::{AllReduce, MeshAxis, Receive, Reduction, Send},
 };
 use serde::{Deserialize, Serialize};
-use std::{
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
-/// The time limit for joining, and for each wait.
-const LIMIT: Duration = Duration::from_secs(60);
 /// Messages back and forth of which the mean latency is taken.
 const TURNS: usize = 50;
 /// Elements of the messages that bandwidth is measured with: 32 MiB.
 const LARGE: usize = 8 << 20;
 /// Large messages in a row.
 const REPEATS: usize = 4;
-/// Elements of the tensors that are reduced: of one token, and of many.
-const REDUCED: [usize; 2] = [4 << 10, 1 << 20];
+/// Elements of the tensors that are reduced: of one token, of many, and of so many that they pass in several pieces.
+const REDUCED: [usize; 3] = [4 << 10, 1 << 20, 8 << 20];
 
 /// The report on the exchange between devices.
 #[derive(Debug, Serialize, Deserialize)]
@@ -165,33 +157,7 @@ pub(super) fn examine(backend: &dyn Backend, devices: &str) -> Result<Links> {
     })
 }
 
-/// A rank of a group, with a stream and a tensor of one row.
-struct Rank {
-    rank: usize,
-    device: Arc<dyn Device>,
-    comm: Arc<dyn Comm>,
-    stream: Box<dyn Stream>,
-    tensor: TensorDesc,
-    memory: BufferSlice,
-}
-
 impl Rank {
-    /// Binds an op to the tensor.
-    fn bind(&self, op: impl Into<Op>, updates: bool) -> Result<Box<dyn BoundCall>> {
-        let results = || updates.then(|| self.tensor.clone()).into_iter().collect();
-        let operands = vec![Some(OperandDesc::Tensor(self.tensor.clone()))];
-        let call = CallDesc { op: op.into(), operands, results: results(), comm: Some(self.comm.clone()) };
-        let plan = CheckedPlan::new(&*self.device, call.validate()?)?;
-        let workspace = match plan.workspace_bytes() {
-            0 => None,
-            bytes => Some(BufferSlice::whole(self.device.allocate(bytes, MemoryKind::Device)?)),
-        };
-        let binding = Binding::new(self.memory.clone());
-        let results = if updates { vec![binding.clone()] } else { Vec::new() };
-        let operands = vec![Some(Argument::Tensor(binding))];
-        Ok(plan.bind(&Arguments { operands, results, workspace })?)
-    }
-
     fn set(&mut self, numbers: impl Iterator<Item = f32>) -> Result<()> {
         let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
         Ok(self.stream.upload(&bytes, &self.memory)?)
@@ -209,39 +175,11 @@ impl Rank {
             None => Ok(()),
         }
     }
-
-    fn wait(&mut self, what: &str) -> Result<()> {
-        Ok(self.stream.synchronize(what, LIMIT)?)
-    }
 }
 
-/// Runs each rank of a group of devices on a thread of its own.
-fn on_ranks<T: std::marker::Send>(
-    devices: &[Arc<dyn Device>],
-    count: usize,
-    run: impl Fn(&mut Rank) -> Result<T> + Sync,
-) -> Result<Vec<T>> {
-    let collective = |device: usize| {
-        let none = || format!("{} has no collectives", devices[device].properties().name);
-        devices[device].collective().with_context(none)
-    };
-    let id = collective(0)?.group_id(None)?;
-    let run = &run;
-    let rank = |rank: usize| -> Result<T> {
-        let device = devices[rank].clone();
-        let comm = collective(rank)?.join(&id, rank, devices.len(), LIMIT)?;
-        let tensor = TensorDesc::dense(DType::F32, &[1, count]);
-        let memory = device.allocate(tensor.bytes()?, MemoryKind::Device)?;
-        let (stream, memory) = (device.stream()?, BufferSlice::whole(memory));
-        let done = run(&mut Rank { rank, device, comm: comm.clone(), stream, tensor, memory });
-        done.inspect_err(|error| comm.abort(&format!("{error:#}")))
-    };
-    let results: Vec<Result<T>> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..devices.len()).map(|index| scope.spawn(move || rank(index))).collect();
-        let joined = threads.into_iter().map(thread::ScopedJoinHandle::join);
-        joined.map(|result| result.unwrap_or_else(|_| bail!("a rank panicked"))).collect()
-    });
-    results.into_iter().collect()
+/// One row of this many numbers.
+fn row(count: usize) -> TensorDesc {
+    TensorDesc::dense(DType::F32, &[1, count])
 }
 
 /// A number that is exact in every sum here.
@@ -251,7 +189,7 @@ fn number(rank: usize, round: usize, place: usize) -> f32 {
 
 /// Latency in microseconds and bandwidth in gigabytes per second, there and back.
 fn link(pair: &[Arc<dyn Device>; 2]) -> Result<[(f64, f64); 2]> {
-    let latency = on_ranks(pair, 1, |rank| {
+    let latency = on_ranks(pair, &row(1), |rank| {
         let peer = 1 - rank.rank as u32;
         let (sends, receives) = (rank.bind(Send { axis: MeshAxis::Tensor, peer }, false)?, {
             rank.bind(Receive { axis: MeshAxis::Tensor, peer }, true)?
@@ -276,7 +214,7 @@ fn link(pair: &[Arc<dyn Device>; 2]) -> Result<[(f64, f64); 2]> {
     })?;
     let mut directions = [(latency[0], 0.0), (latency[1], 0.0)];
     for (sender, direction) in directions.iter_mut().enumerate() {
-        let times = on_ranks(pair, LARGE, |rank| {
+        let times = on_ranks(pair, &row(LARGE), |rank| {
             let peer = 1 - rank.rank as u32;
             let call = match rank.rank == sender {
                 true => rank.bind(Send { axis: MeshAxis::Tensor, peer }, false)?,
@@ -302,7 +240,7 @@ fn link(pair: &[Arc<dyn Device>; 2]) -> Result<[(f64, f64); 2]> {
 
 /// The microseconds of an all-reduce of so many elements, whose result is compared on every device.
 fn reduce(devices: &[Arc<dyn Device>], count: usize) -> Result<f64> {
-    let times = on_ranks(devices, count, |rank| {
+    let times = on_ranks(devices, &row(count), |rank| {
         let op = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
         let (call, own) = (rank.bind(op, true)?, rank.rank);
         for round in 0..3 {
