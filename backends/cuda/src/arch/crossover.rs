@@ -4,7 +4,7 @@
 
 use dsrun_core::op::Op;
 
-/// The algorithms of an all-reduce by peer exchange: `kernels/collective/reduce.cu` has them.
+/// The algorithms of an all-reduce by peer exchange: `kernels/collective/` has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     /// Every rank receives every message and reduces all of it: one exchange.

@@ -82,7 +82,18 @@ const UNITS: &[Unit] = &[
     unit!("norm/norm.cu", "norm/norm_params.cuh"),
     unit!("cache/cache.cu", "cache/cache_params.cuh"),
     unit!("collective/copy.cu", "collective/exchange.cuh", "collective/copy_params.cuh"),
-    unit!("collective/reduce.cu", "collective/exchange.cuh", "collective/reduce_params.cuh"),
+    unit!(
+        "collective/reduce.cu",
+        "collective/exchange.cuh",
+        "collective/reduce_params.cuh",
+        "collective/reduce.cuh"
+    ),
+    unit!(
+        "collective/chunks.cu",
+        "collective/exchange.cuh",
+        "collective/reduce_params.cuh",
+        "collective/reduce.cuh"
+    ),
     unit!("copy/copy.cu"),
     unit!("step/step.cu", "step/table_params.cuh", "step/table.cuh", "step/step_params.cuh"),
     unit!(

@@ -187,7 +187,7 @@ impl Kernel {
         let (unit, entry, name) = match self {
             Self::OneShot(_) => ("collective/reduce.cu", "one_shot", reduced_type(dtype)?),
             Self::TwoShots(_) => ("collective/reduce.cu", "two_shots", reduced_type(dtype)?),
-            Self::InChunks(_) => ("collective/reduce.cu", "in_chunks", reduced_type(dtype)?),
+            Self::InChunks(_) => ("collective/chunks.cu", "in_chunks", reduced_type(dtype)?),
             Self::Scatter(_) => ("collective/reduce.cu", "scatter", reduced_type(dtype)?),
             Self::Spread(_) | Self::Barrier => ("collective/copy.cu", "spread", bits_of(dtype.bytes())?),
             Self::Send(_) => ("collective/copy.cu", "send", bits_of(dtype.bytes())?),
@@ -332,13 +332,16 @@ fn parameters(
 /// The kernels that groups of two and of four ranks may need.
 pub(crate) fn all_specs() -> Result<Vec<KernelSpec>> {
     let sum = Reduction::Sum;
-    let reducing = [Kernel::OneShot(sum), Kernel::TwoShots(sum), Kernel::InChunks(sum), Kernel::Scatter(sum)];
+    let reducing = [Kernel::OneShot(sum), Kernel::TwoShots(sum), Kernel::Scatter(sum)];
     let copying = [Kernel::Spread(None), Kernel::Send(0), Kernel::Receive(0)];
     let mut specs = Vec::new();
     for wide in [false, true] {
-        for (dtype, ranks) in DType::ALL.into_iter().flat_map(|dtype| [(dtype, 2), (dtype, 4)]) {
+        for dtype in DType::ALL {
             for kernel in reducing {
-                specs.push(kernel.spec(dtype, ranks, wide, wide)?);
+                specs.push(kernel.spec(dtype, 2, wide, wide)?);
+            }
+            for ranks in [2, 4] {
+                specs.push(Kernel::InChunks(sum).spec(dtype, ranks, wide, wide)?);
             }
         }
         for dtype in [DType::U8, DType::F16, DType::U32] {
