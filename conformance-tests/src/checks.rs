@@ -7,6 +7,7 @@
 mod accounts;
 mod batch;
 mod bench;
+mod claimed_calls;
 mod claims;
 mod collective;
 mod crowd;
@@ -14,7 +15,6 @@ mod decoder;
 mod faults;
 mod indices;
 mod jobs;
-mod kept;
 mod large;
 mod leaks;
 mod logits;
@@ -90,13 +90,13 @@ pub const CHECKS: &[Check] = &[
         "claims_formats",
         "calls that are said to run have weights that can be packed, and can be planned",
         None,
-        kept::formats_and_results
+        claimed_calls::formats_and_results
     ),
     check!(
         "claims_unlisted",
         "what is said to run on element types that the device does not list gives right results",
         None,
-        kept::unlisted_types
+        claimed_calls::unlisted_types
     ),
     check!(
         "replay_graph",

@@ -52,7 +52,7 @@ pub(super) fn plan(call: &CallDesc) -> Result<KernelPlan> {
     match (&comm.exchange, &comm.nccl) {
         (Some(_), None) => by_peers::plan(call, planes, &comm),
         (None, Some(nccl)) => by_nccl::plan(call, planes, nccl),
-        (Some(_), Some(nccl)) => match by_peers(&call.op, planes.bytes(), planes.ranks) {
+        (Some(_), Some(nccl)) => match by_peers(&call.op, planes.bytes()) {
             true => by_peers::plan(call, planes, &comm),
             false => by_nccl::plan(call, planes, nccl),
         },

@@ -1,4 +1,4 @@
-//! `dsrun bench all-reduce`: measures sums over several devices, for messages of several sizes.
+//! `dsrun bench all-reduce`: measures all-reduces over several devices, for tensors of several sizes.
 //!
 //! A measurement is one launch of several all-reduces in a row, as in a step of a model. Its time is that of the rank that came last: the
 //! others waited for it in their first one.
@@ -116,7 +116,7 @@ fn measure(devices: &[Arc<dyn Device>], bytes: usize, dtype: DType, repeats: usi
 /// The time in seconds of each launch.
 fn times(rank: &mut Rank, repeats: usize) -> Result<Vec<f64>> {
     // The result replaces the operand. A maximum moves the bytes of a sum, and does not grow.
-    rank.stream.upload(&vec![0x11; rank.memory.bytes], &rank.memory)?;
+    rank.stream.fill(&rank.memory, 0x11)?;
     let op = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Max };
     let calls = (0..CALLS).map(|_| rank.bind(op, true)).collect::<Result<_>>()?;
     let graph: Box<dyn Graph> = match rank.device.graphs() {
