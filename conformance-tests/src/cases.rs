@@ -29,7 +29,7 @@ use crate::{
     gate::Gate,
 };
 use dsrun_core::DType;
-pub(crate) use linear::{formats, goes_with, random_weight};
+pub(crate) use linear::{drawn_weight, formats, goes_with, random_weight};
 pub(crate) use uneven::uneven;
 
 /// The cases of an op.

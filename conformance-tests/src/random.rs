@@ -40,6 +40,10 @@ impl Values {
     pub const USUAL: [Self; 3] = [Self::Uniform, Self::HeavyTailed, Self::LargeMean];
 }
 
+/// Values of a matrix that are drawn, at most: drawing a hundred million of them would take longer than all the rest. The number is
+/// prime, so rows, blocks and experts that are not a multiple of it apart begin in different places.
+const DRAWN: usize = 65_521;
+
 impl Random {
     /// The stream of a name, for example the id of a case.
     pub fn named(name: &str) -> Self {
@@ -128,6 +132,17 @@ impl Random {
         let count = shape.iter().product();
         let all: Vec<f64> = (0..count).map(|_| self.value(dtype, values) * factor).collect();
         Tensor::floats(dtype, shape, &all)
+    }
+
+    /// [`Self::scaled`] for weights, which are large: after some ten thousands, the values repeat.
+    pub fn matrix(&mut self, dtype: DType, shape: [usize; 2], values: Values, factor: f64) -> Tensor {
+        let count = shape[0] * shape[1];
+        let mut tensor = self.scaled(dtype, &[count.min(DRAWN)], values, factor);
+        tensor.shape = shape.to_vec();
+        while tensor.bits.len() < count {
+            tensor.bits.extend_from_within(..DRAWN.min(count - tensor.bits.len()));
+        }
+        tensor
     }
 
     /// The numbers below `count` in random order.

@@ -119,7 +119,11 @@ impl Tensor {
     /// The elements as bytes, little-endian, without gaps.
     pub fn bytes(&self) -> Vec<u8> {
         let size = self.dtype.bytes();
-        self.bits.iter().flat_map(|bits| bits.to_le_bytes().into_iter().take(size)).collect()
+        let mut bytes = Vec::with_capacity(self.bits.len() * size);
+        for bits in &self.bits {
+            bytes.extend_from_slice(&bits.to_le_bytes()[..size]);
+        }
+        bytes
     }
 }
 

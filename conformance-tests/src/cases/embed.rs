@@ -1,7 +1,7 @@
 //! Cases of `embed` and `gather_rows`.
 
 use super::{
-    linear::{columns_of, formats, goes_with, random_weight},
+    linear::{columns_of, drawn_weight, formats, goes_with},
     plane::drawn_layout,
 };
 use crate::{
@@ -79,7 +79,7 @@ fn embed_case(
     with_positions: bool,
 ) -> Case {
     let columns = columns_of(format, columns);
-    let (table, _) = random_weight(&mut random, format, [rows, columns], 0.5);
+    let table = drawn_weight(&mut random, format, [rows, columns], 0.5);
     let elements = weight::reals(&table.weight_type, &table.bytes);
     // Valid ids, mixed with -1, ids of other shards and ids of no shard.
     let last = first_row as i32 + rows as i32;
@@ -94,7 +94,7 @@ fn embed_case(
         let positions: Vec<i32> = (0..tokens).map(|_| position(&mut random)).collect();
         let (dense, offset) = (WeightFormat::Dense(dtype), random.pick(&[0u32, 2, 300]));
         let rows = if offset < 16 { 16 } else { offset as usize + 14 };
-        let (table, _) = random_weight(&mut random, dense, [rows, columns], 0.5);
+        let table = drawn_weight(&mut random, dense, [rows, columns], 0.5);
         let elements = weight::reals(&table.weight_type, &table.bytes);
         (positions, table, elements, offset)
     });

@@ -19,9 +19,21 @@ pub(crate) fn random_weight(
     shape: [usize; 2],
     size: f64,
 ) -> (Weight, Vec<f64>) {
+    let weight = drawn_weight(random, format, shape, size);
+    let elements = weight::decode(&weight.weight_type, &weight.bytes);
+    (weight, elements)
+}
+
+/// [`random_weight`] without its elements.
+pub(crate) fn drawn_weight(
+    random: &mut Random,
+    format: WeightFormat,
+    shape: [usize; 2],
+    size: f64,
+) -> Weight {
     let weight_type = WeightType { format, shape: shape.to_vec() };
     let bytes = match format {
-        WeightFormat::Dense(dtype) => random.scaled(dtype, &shape, Values::HeavyTailed, size).bytes(),
+        WeightFormat::Dense(dtype) => random.matrix(dtype, shape, Values::HeavyTailed, size).bytes(),
         WeightFormat::Block(block) => {
             let blocks = shape[0] * shape[1] / block.elements();
             (0..blocks).flat_map(|_| random_block(random, block, size)).collect()
@@ -31,8 +43,7 @@ pub(crate) fn random_weight(
         }
         other => unreachable!("the suite makes no weights of format {other}"),
     };
-    let elements = weight::decode(&weight_type, &bytes);
-    (Weight { weight_type, bytes }, elements)
+    Weight { weight_type, bytes }
 }
 
 /// A block of random bytes, with scales that make its elements of the order of `size`.

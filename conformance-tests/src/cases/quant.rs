@@ -1,7 +1,7 @@
 //! Cases of `quant_per_token`, of `linear_w8a8`, and of regions that contain them.
 
 use super::{
-    linear::{Shape, random_weight},
+    linear::{Shape, drawn_weight},
     norm::Head,
     plane::{Plane, ROWS, drawn, drawn_layout, planes, threshold_planes},
     region::{HeadsCase, HeadsOf, Variant, op, outputs, rounded},
@@ -91,7 +91,7 @@ impl Layer {
         let scales: Vec<f64> = (0..m).map(|_| scale(random)).collect();
         let scales = Tensor::floats(DType::F32, &[m], &scales);
         let format = WeightFormat::from_name(FORMATS[number % 3]).unwrap_or(WeightFormat::Dense(DType::F32));
-        let (mut weight, _) = random_weight(random, format, [n, k], 1.0 / (k.max(1) as f64).sqrt());
+        let mut weight = drawn_weight(random, format, [n, k], 1.0 / (k.max(1) as f64).sqrt());
         let row_bytes = weight.bytes.len() / n.max(1);
         if number % 3 == 2 {
             weight.bytes.chunks_mut(row_bytes.max(1)).for_each(|row| row[16..16 + k].fill(127));

@@ -1,7 +1,7 @@
 //! Cases of `quant_per_group` and `linear_a8`.
 
 use super::{
-    linear::{INPUTS, MULTIPLICATIONS, OUTPUTS, formats, goes_with, random_weight, scale_bytes},
+    linear::{INPUTS, MULTIPLICATIONS, OUTPUTS, drawn_weight, formats, goes_with, scale_bytes},
     plane::{Plane, ROWS, drawn, drawn_layout, planes, threshold_planes},
     quant::KINDS,
 };
@@ -304,7 +304,7 @@ impl Product {
             Some(Values::Subnormal) => 2f64.powi(100),
             _ => 1.0 / (inputs as f64).sqrt(),
         };
-        let (mut weight, _) = random_weight(&mut self.random, self.format, [outputs, inputs], size);
+        let mut weight = drawn_weight(&mut self.random, self.format, [outputs, inputs], size);
         match self.integers {
             Integers::Random | Integers::Ends => {}
             Integers::Extreme => extreme(&mut weight),
@@ -479,7 +479,7 @@ mod tests {
     fn weights_at_the_ends_keep_their_scales() {
         for format in formats() {
             let columns = 64usize.next_multiple_of(format.granularity());
-            let (mut weight, _) = random_weight(&mut Random::named("extreme"), format, [4, columns], 1.0);
+            let mut weight = drawn_weight(&mut Random::named("extreme"), format, [4, columns], 1.0);
             let before = weight.clone();
             extreme(&mut weight);
             let elements = weight::decode(&weight.weight_type, &weight.bytes);

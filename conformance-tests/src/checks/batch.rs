@@ -5,7 +5,7 @@ use super::{
     paged::{Sequence, Turn},
 };
 use crate::{
-    cases::{formats, goes_with, random_weight},
+    cases::{drawn_weight, formats, goes_with},
     random::{Random, Values},
     subject::Subject,
     tensor::Tensor,
@@ -108,7 +108,7 @@ fn calls(bench: &mut Bench, dtype: DType) -> Result<Vec<Call>, Stop> {
     let integers = Tensor { dtype: DType::I8, shape: vec![ROWS, 256], bits };
     let scales = random.tensor(DType::F32, &[ROWS, 8], Values::Uniform);
     for format in formats().into_iter().filter(|format| goes_with(*format, dtype)) {
-        let (weight, _) = random_weight(&mut random, format, [129, 256], 0.06);
+        let weight = drawn_weight(&mut random, format, [129, 256], 0.06);
         match bench.pack(&weight) {
             Ok(weight) => {
                 let weight = || Operand::Shared(weight.clone());

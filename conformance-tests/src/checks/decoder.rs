@@ -15,7 +15,7 @@ use super::{
     tape::{Tape, Value},
 };
 use crate::{
-    cases::random_weight,
+    cases::drawn_weight,
     gate::Gate,
     random::{Random, Values},
     subject::Subject,
@@ -123,7 +123,7 @@ impl Stored {
     ) -> Result<Given, Stop> {
         match self {
             Self::Types => Ok(Given::Weight(Arc::new(Nobodys(WeightType { format, shape: shape.to_vec() })))),
-            Self::Weights => bench.pack(&random_weight(random, format, shape, size).0),
+            Self::Weights => bench.pack(&drawn_weight(random, format, shape, size)),
         }
     }
 }

@@ -6,7 +6,7 @@
 use super::bench::{Bench, Outcome, Stop, floats};
 use crate::{
     case::{CallCase, Case, Expected, Layout, Operand},
-    cases::random_weight,
+    cases::drawn_weight,
     random::{Random, Values},
     runner::{self, Status},
     subject::Subject,
@@ -55,8 +55,8 @@ fn calls(dtype: DType) -> Vec<(&'static str, CallCase)> {
         calls.push((signature.name, CallCase::new(op, operands, results)));
     };
     let (cache, page) = ([4, 2, 4, 8], 2 * 4 * 8);
-    let (table, _) = random_weight(random, WeightFormat::Dense(dtype), [5, 24], 1.0);
-    let (places, _) = random_weight(random, WeightFormat::Dense(dtype), [4, 24], 1.0);
+    let table = drawn_weight(random, WeightFormat::Dense(dtype), [5, 24], 1.0);
+    let places = drawn_weight(random, WeightFormat::Dense(dtype), [4, 24], 1.0);
     add(
         Embed { dtype, first_row: u32::MAX - 2, position_offset: u32::MAX }.into(),
         vec![
@@ -197,7 +197,7 @@ fn expert_calls(dtype: DType) -> Vec<(&'static str, CallCase)> {
     let plane = |random: &mut Random, dtype: DType, columns: usize| {
         laid(random.tensor(dtype, &[COUNT, columns], Values::Uniform))
     };
-    let (weight, _) = random_weight(random, WeightFormat::Dense(dtype), [3 * 8, 24], 1.0);
+    let weight = drawn_weight(random, WeightFormat::Dense(dtype), [3 * 8, 24], 1.0);
     let route = MoeRoute {
         top_k: slots as u32,
         score: RouterScore::Softmax,

@@ -5,7 +5,7 @@ use super::{
     paged::{Sequence, Turn},
 };
 use crate::{
-    cases::random_weight,
+    cases::drawn_weight,
     random::{Random, Values},
     tensor::Tensor,
 };
@@ -139,7 +139,7 @@ fn quantised(bench: &mut Bench, dtype: DType, count: usize) -> Made {
 
 fn linear(bench: &mut Bench, dtype: DType, format: WeightFormat, count: usize) -> Made {
     let mut random = Random::named(&format!("linear/{format}/{dtype}"));
-    let (weight, _) = random_weight(&mut random, format, [193, 256], 0.06);
+    let weight = drawn_weight(&mut random, format, [193, 256], 0.06);
     let weight = bench.pack(&weight)?;
     let mut operands = sets(bench, "linear", dtype, &[&[5, 256], &[193]], count)?;
     operands.iter_mut().for_each(|set| set.insert(1, weight.clone()));
@@ -150,7 +150,7 @@ fn long_rows(bench: &mut Bench, dtype: DType, format: WeightFormat, rows: usize,
     const INPUTS: usize = 8192;
     const OUTPUTS: usize = 512;
     let mut random = Random::named(&format!("linear/long rows/{format}/{dtype}"));
-    let (weight, _) = random_weight(&mut random, format, [OUTPUTS, INPUTS], 0.01);
+    let weight = drawn_weight(&mut random, format, [OUTPUTS, INPUTS], 0.01);
     let weight = bench.pack(&weight)?;
     let name = format!("linear/long rows/{rows}");
     let mut operands = sets(bench, &name, dtype, &[&[rows, INPUTS]], count)?;

@@ -2,7 +2,7 @@
 
 use super::bench::{Bench, During, Given, Outcome, ensure, fail, floats, same_bits};
 use crate::{
-    cases::random_weight,
+    cases::drawn_weight,
     random::{Random, Values},
     runner::TIMEOUT,
     subject::Subject,
@@ -26,7 +26,7 @@ pub(super) fn streams(subject: &Subject) -> Outcome {
     let mut reader = Bench::new(subject.device())?;
     let dtype = floats(&*bench.device)[0];
     let mut random = Random::named("order/streams");
-    let (weight, _) = random_weight(&mut random, WeightFormat::Dense(dtype), [SIZE, SIZE], 0.03);
+    let weight = drawn_weight(&mut random, WeightFormat::Dense(dtype), [SIZE, SIZE], 0.03);
     let weight = bench.pack(&weight)?;
     let x = bench.empty(dtype, &[ROWS, SIZE])?;
     let operands = |x: Given| [x, weight.clone(), Given::Absent];
@@ -63,7 +63,7 @@ pub(super) fn events(subject: &Subject) -> Outcome {
     let mut bench = Bench::new(subject.device())?;
     let dtype = floats(&*bench.device)[0];
     let mut random = Random::named("order/events");
-    let (weight, _) = random_weight(&mut random, WeightFormat::Dense(dtype), [SIZE, SIZE], 0.03);
+    let weight = drawn_weight(&mut random, WeightFormat::Dense(dtype), [SIZE, SIZE], 0.03);
     let weight = bench.pack(&weight)?;
     let x = bench.empty(dtype, &[ROWS, SIZE])?;
     let operands = [(&x).into(), weight, Given::Absent];
@@ -109,7 +109,7 @@ pub(super) fn freed(subject: &Subject) -> Outcome {
     let mut bench = Bench::new(subject.device())?;
     let dtype = floats(&*bench.device)[0];
     let mut random = Random::named("order/freed");
-    let (weight, _) = random_weight(&mut random, WeightFormat::Dense(dtype), [SIZE, SIZE], 0.03);
+    let weight = drawn_weight(&mut random, WeightFormat::Dense(dtype), [SIZE, SIZE], 0.03);
     for round in 0..ROUNDS / 2 {
         let values = random.tensor(dtype, &[ROWS, SIZE], Values::Uniform);
         let mut product = |stays: bool| {

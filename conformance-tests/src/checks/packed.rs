@@ -2,7 +2,7 @@
 
 use super::bench::{Bench, During, Given, Outcome, Stop, ensure, floats, same_bits};
 use crate::{
-    cases::random_weight,
+    cases::drawn_weight,
     random::{Random, Values},
     subject::Subject,
 };
@@ -31,7 +31,7 @@ pub(super) fn moved(subject: &Subject) -> Outcome {
     let mut moved = 0;
     for format in formats {
         let mut random = Random::named(&format!("packed/{format}"));
-        let weights = [(); 2].map(|()| random_weight(&mut random, format, SHAPE, 0.1).0);
+        let weights = [(); 2].map(|()| drawn_weight(&mut random, format, SHAPE, 0.1));
         let desc = WeightDesc { weight_type: weights[0].weight_type.clone(), immutable: false };
         let Ok(layout) = bench.device.kernels().prepack_query(&desc) else { continue };
         if layout.relocatable {

@@ -5,7 +5,7 @@ use super::{
     jobs::{Job, jobs},
 };
 use crate::{
-    cases::random_weight,
+    cases::drawn_weight,
     random::{Random, Values},
     runner::TIMEOUT,
     subject::Subject,
@@ -34,7 +34,7 @@ impl Chain {
         let a = bench.put(&random.tensor(dtype, &SHAPE, Values::Uniform))?;
         let b = bench.give(&random.tensor(dtype, &SHAPE, Values::Uniform))?;
         let norm = bench.give(&random.tensor(dtype, &SHAPE[1..], Values::Uniform))?;
-        let (weight, _) = random_weight(&mut random, WeightFormat::Dense(dtype), [33, 128], 0.1);
+        let weight = drawn_weight(&mut random, WeightFormat::Dense(dtype), [33, 128], 0.1);
         let weight = bench.pack(&weight)?;
         let given = Given::from(&a);
         let add =

@@ -4,7 +4,7 @@ use super::{
     bench::{Bench, During, Given, Outcome, ensure, fail, floats},
     memory::sum_is_right,
 };
-use crate::{cases::random_weight, random::Random, subject::Subject};
+use crate::{cases::drawn_weight, random::Random, subject::Subject};
 use dsrun_core::{
     BlockFormat, BytesReader, Code, Error, GroupFormat, Result, WeightFormat, WeightReader, WeightType,
     kernels::WeightDesc,
@@ -28,7 +28,7 @@ pub(super) fn layouts(subject: &Subject) -> Outcome {
     for format in formats(&bench) {
         for shape in SHAPES {
             let name = format!("{format} of {} by {}", shape[0], shape[1]);
-            let (weight, _) = random_weight(&mut Random::named(&name), format, shape, 0.1);
+            let weight = drawn_weight(&mut Random::named(&name), format, shape, 0.1);
             let desc = WeightDesc { weight_type: weight.weight_type.clone(), immutable: true };
             let layout = match bench.device.kernels().prepack_query(&desc) {
                 Ok(layout) => layout,
@@ -86,7 +86,7 @@ pub(super) fn broken_readers(subject: &Subject) -> Outcome {
     let mut bench = Bench::new(subject.device())?;
     for format in formats(&bench) {
         let name = format!("a weight of {format} whose reader breaks");
-        let (weight, _) = random_weight(&mut Random::named(&name), format, SHAPES[2], 0.1);
+        let weight = drawn_weight(&mut Random::named(&name), format, SHAPES[2], 0.1);
         let desc = WeightDesc { weight_type: weight.weight_type.clone(), immutable: true };
         if bench.device.kernels().prepack_query(&desc).is_err() {
             continue;
