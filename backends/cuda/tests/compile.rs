@@ -1,4 +1,5 @@
-//! Every kernel compiles for every architecture, without a GPU.
+//! Kernels compile for the architectures, without a GPU: each for one of those that need it, each entry for all of them, and with
+//! `DSRUN_TEST_WHOLE=1` each for all.
 //!
 //! Needs NVRTC, for example from `pip install nvidia-cuda-nvrtc` with `DSRUN_CUDA_LIBRARIES` naming its `lib` folder.
 
@@ -10,19 +11,20 @@ mod decoder;
 mod experts;
 #[path = "compile/latents.rs"]
 mod latents;
+#[path = "compile/outlined.rs"]
+mod outlined;
 
 use decoder::decoder_calls;
 use dsrun_core::{
-    BlockFormat, DType, TensorDesc, TensorType, WeightFormat, WeightType,
+    BlockFormat, DType, TensorDesc, WeightFormat, WeightType,
     checked::ValidCall,
     kernels::{CallDesc, OperandDesc},
     op::{
         Activation, Add, Argmax, Attention, AttentionMask, Cast, Columns, CommitTokens, Embed, GateLayout,
         GatedActivation, GatherRows, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, Nonlinearity, Op,
-        OperandType, PageGather, PageScatter, PagedAttention, PrepareStep, QuantPerToken, RmsNorm, Rope,
-        RopePairing, Sample,
+        PageGather, PageScatter, PagedAttention, PrepareStep, QuantPerToken, RmsNorm, Rope, RopePairing,
+        Sample,
     },
-    program::{Program, ProgramBuilder, ValueId},
     region::{
         Region,
         well_known::{self, AttentionInput, Heads, Norm},
@@ -34,18 +36,26 @@ use dsrun_cuda::{
     copy_kernel, exchange_kernel_specs, kernel_specs,
     library::Library,
 };
-use dsrun_test_support::{Missing, Requirement, TestResult, test_main};
+use dsrun_test_support::{Missing, Requirement, TestResult, test_main, tests_are_whole};
 use experts::{expert_calls, mixture_calls};
 use latents::latent_calls;
-use std::{collections::HashSet, path::Path};
+use outlined::{attention_and_quantisation, token_calls};
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::Path,
+    sync::LazyLock,
+};
 
 test_main![
-    every_kernel_compiles_for_turing,
-    every_kernel_compiles_for_ampere,
-    every_kernel_compiles_for_hopper,
-    every_kernel_compiles_for_blackwell,
-    kernels_of_peer_exchange_compile_for_all,
+    kernels_compile_for_turing,
+    kernels_compile_for_ampere,
+    kernels_compile_for_hopper,
+    kernels_compile_for_blackwell,
+    every_kernel_is_compiled,
 ];
+
+/// Compute capabilities, one of each generation of tensor cores.
+const CAPABILITIES: [u32; 4] = [75, 80, 90, 100];
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -435,8 +445,8 @@ fn integer_calls() -> Vec<ValidCall> {
     calls
 }
 
-/// The kernels that common calls need on a device of this capability, with cuBLASLt and without.
-fn specs(capability: u32) -> HashSet<KernelSpec> {
+/// The kernels that common calls need on a device of this capability, with cuBLASLt and without, and those of exchanges.
+fn needed(capability: u32) -> HashSet<KernelSpec> {
     let mut calls = integer_calls();
     for dtype in FLOATS {
         calls.extend(plane_calls(dtype));
@@ -465,133 +475,84 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
     });
     let of_calls =
         calls.iter().flat_map(|call| devices.map(|device| kernel_specs(call, &device).unwrap())).flatten();
-    of_calls.chain([copy_kernel()]).collect()
+    of_calls.chain([copy_kernel()]).chain(exchange_kernel_specs().unwrap()).collect()
 }
 
-/// The call of a region of all nodes of a program.
-fn outlined(program: &Program) -> ValidCall {
-    let outlined = program.outline(0..program.nodes.len(), &program.uses()).unwrap();
-    let operand = |id: &Option<ValueId>| {
-        Some(match &program.value(id.unwrap()).unwrap().value_type {
-            OperandType::Weight(weight) => OperandDesc::Weight(weight.clone()),
-            OperandType::Tensor(tensor) => {
-                OperandDesc::Tensor(TensorDesc::dense(tensor.dtype, &tensor.resolve(&|_| None).unwrap()))
-            }
-        })
-    };
-    call(outlined.op, outlined.operands.iter().map(operand).collect())
-}
-
-/// The tail of a step of one row: logits that are whole vectors and others, with limits and without.
-fn token_calls() -> Vec<ValidCall> {
-    let mut calls = Vec::new();
-    for (columns, limited) in [(64, false), (63, true)] {
-        let mut program = ProgramBuilder::new("tail");
-        let mut input = |name: &str, dtype, shape: &[usize]| {
-            program.input(name, TensorType::new(dtype, shape.iter().copied())).unwrap()
-        };
-        let logits = input("logits", DType::F32, &[1, columns]);
-        let [requests, positions, commits, stops] =
-            ["requests", "positions", "commits", "stops"].map(|name| input(name, DType::I32, &[1]));
-        let settings = input("parameters", DType::F32, &[4, 8]);
-        let seeds = input("seeds", DType::U32, &[4, 2]);
-        let bias = limited.then(|| input("bias", DType::F32, &[4, columns]));
-        let mask = limited.then(|| input("mask", DType::U32, &[1, columns.div_ceil(32)]));
-        let mut state = |name: &str, shape: &[usize]| {
-            program.state(name, TensorType::new(DType::I32, shape.iter().copied())).unwrap()
-        };
-        let (last, finished) = (state("last", &[4]), state("finished", &[4]));
-        let counts = state("counts", &[4, columns]);
-        let process = [Some(logits), Some(requests), Some(settings), Some(counts), bias, mask];
-        let processed = program.call(LogitProcess {}, process).unwrap();
-        let sample = [processed, requests, positions, settings, seeds].map(Some);
-        let sampled = program.calls(Sample {}, sample).unwrap();
-        let commit = [commits, sampled[0], stops, last, finished, counts].map(Some);
-        let committed = program.calls(CommitTokens {}, commit).unwrap();
-        let outputs = [vec![processed], sampled, committed].concat();
-        calls.push(outlined(&program.finish(&outputs).unwrap()));
+/// The kernels that are compiled for each of [`CAPABILITIES`]. Those of an entry differ in types and sizes, so they are dealt in turns
+/// to the capabilities that need them.
+fn dealt() -> [HashSet<KernelSpec>; CAPABILITIES.len()] {
+    let needed = CAPABILITIES.map(needed);
+    if tests_are_whole() {
+        return needed;
     }
-    calls
+    let mut entries: BTreeMap<_, Vec<&KernelSpec>> = BTreeMap::new();
+    for spec in needed.iter().flatten().collect::<HashSet<_>>() {
+        entries.entry((spec.unit, spec.entry)).or_default().push(spec);
+    }
+    let mut dealt = CAPABILITIES.map(|_| HashSet::new());
+    for mut specs in entries.into_values() {
+        // The same in every run.
+        specs.sort_by_key(|spec| format!("{spec:?}"));
+        for (index, needed) in needed.iter().enumerate() {
+            let first = specs.iter().find(|spec| needed.contains(**spec));
+            dealt[index].extend(first.map(|spec| (*spec).clone()));
+        }
+        for (turn, spec) in specs.into_iter().enumerate() {
+            let users: Vec<usize> =
+                (0..CAPABILITIES.len()).filter(|index| needed[*index].contains(spec)).collect();
+            dealt[users[turn % users.len()]].insert(spec.clone());
+        }
+    }
+    dealt
 }
 
-/// Attention of many single tokens whose rows are quantised.
-fn attention_and_quantisation() -> impl Iterator<Item = ValidCall> {
-    [(DType::BF16, 128, 32, 8, 128), (DType::F16, 64, 16, 4, 64)].into_iter().map(
-        |(dtype, sequences, query_heads, kv_heads, size)| {
-            let op = PagedAttention {
-                query_heads,
-                kv_heads,
-                scale: 0.1,
-                softcap: 0.0,
-                window: 0,
-                mask: AttentionMask::Causal,
-                value_size: 0,
-            };
-            let mut program = ProgramBuilder::new("attention");
-            let mut input = |name: &str, dtype, shape: &[usize]| {
-                program.input(name, TensorType::new(dtype, shape.iter().copied())).unwrap()
-            };
-            let query = input("query", dtype, &[sequences, query_heads as usize * size]);
-            let cache = [64, kv_heads as usize, 16, size];
-            let caches = ["keys", "values"].map(|name| input(name, dtype, &cache));
-            let lengths = ["start", "length", "total"].map(|name| input(name, DType::I32, &[sequences]));
-            let table = input("table", DType::I32, &[sequences, 4]);
-            let work = input("work", DType::I32, &[0]);
-            let operands = [&[query][..], &caches, &lengths, &[table, work]].concat();
-            let operands = operands.into_iter().map(Some).chain([None; 3]);
-            let y = program.calls(op, operands).unwrap()[0];
-            let quantised = program.calls(QuantPerToken {}, [Some(y)]).unwrap();
-            outlined(&program.finish(&quantised).unwrap())
-        },
-    )
-}
+static DEALT: LazyLock<[HashSet<KernelSpec>; CAPABILITIES.len()]> = LazyLock::new(dealt);
 
 fn nvrtc_is_missing(error: dsrun_core::Error) -> Missing {
     Requirement::Nvrtc.missing("the library cannot be loaded").with_detail(error)
 }
 
-/// Compiles kernels for a compute capability.
-fn compile(capability: u32, specs: &HashSet<KernelSpec>) -> TestResult {
+/// Compiles the kernels that one of [`CAPABILITIES`] is dealt.
+fn compile(capability: u32) -> TestResult {
     Library::Nvrtc.require().map_err(nvrtc_is_missing)?;
+    let index = CAPABILITIES.iter().position(|known| *known == capability).unwrap();
     // What has not changed since the last run need not be compiled again.
     let cache = Cache::new(Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")));
     let compiler = Compiler::new(capability, cache).unwrap();
+    let specs = &DEALT[index];
     let failures: Vec<String> =
         specs.iter().filter_map(|spec| compiler.build(spec).err()).map(|error| error.to_string()).collect();
     assert!(failures.is_empty(), "{} of {} fail; the first:\n{}", failures.len(), specs.len(), failures[0]);
     Ok(())
 }
 
-fn compiles_for(capability: u32) -> TestResult {
-    let specs = specs(capability);
-    assert!(specs.len() > 100, "only {} kernels", specs.len());
-    compile(capability, &specs)
+fn kernels_compile_for_turing() -> TestResult {
+    compile(75)
 }
 
-fn every_kernel_compiles_for_turing() -> TestResult {
-    compiles_for(75)
+fn kernels_compile_for_ampere() -> TestResult {
+    compile(80)
 }
 
-fn every_kernel_compiles_for_ampere() -> TestResult {
-    compiles_for(80)
+fn kernels_compile_for_hopper() -> TestResult {
+    compile(90)
 }
 
-fn every_kernel_compiles_for_hopper() -> TestResult {
-    compiles_for(90)
+fn kernels_compile_for_blackwell() -> TestResult {
+    compile(100)
 }
 
-fn every_kernel_compiles_for_blackwell() -> TestResult {
-    compiles_for(100)
-}
-
-fn kernels_of_peer_exchange_compile_for_all() -> TestResult {
-    let specs: HashSet<KernelSpec> = exchange_kernel_specs().unwrap().into_iter().collect();
-    assert_eq!(specs.len(), 60);
-    compile(90, &specs)?;
-    // Elsewhere the types differ in nothing: one is enough.
-    let is_one = |spec: &&KernelSpec| {
-        spec.defines.iter().any(|(name, value)| *name == "X" && ["bf16", "u16"].contains(&value.as_str()))
+/// Nothing is left out: every kernel is compiled for a capability that needs it, and every capability has all its entries.
+fn every_kernel_is_compiled() {
+    let names = |specs: &HashSet<KernelSpec>| -> HashSet<_> {
+        specs.iter().map(|spec| (spec.unit, spec.entry)).collect()
     };
-    let some = specs.iter().filter(is_one).cloned().collect();
-    [75, 80, 100].into_iter().try_for_each(|capability| compile(capability, &some))
+    let compiled: HashSet<&KernelSpec> = DEALT.iter().flatten().collect();
+    for (index, capability) in CAPABILITIES.into_iter().enumerate() {
+        let needed = needed(capability);
+        assert!(needed.len() > 100, "only {} kernels for {capability}", needed.len());
+        assert_eq!(names(&needed), names(&DEALT[index]), "entries for {capability}");
+        assert!(DEALT[index].is_subset(&needed), "kernels that {capability} does not need");
+        assert!(needed.iter().all(|spec| compiled.contains(spec)), "kernels of {capability}");
+    }
 }

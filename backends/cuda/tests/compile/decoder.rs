@@ -1,6 +1,6 @@
 //! Calls of whole decoder layers, in every form that the single-launch kernel takes.
 
-use crate::outlined;
+use crate::outlined::outlined;
 use dsrun_core::{
     DType, TensorType, WeightExpr, WeightFormat, WeightType,
     checked::ValidCall,

@@ -1,6 +1,6 @@
 //! Calls of the ops of mixtures of experts: every router, and the linear layers of experts in every format and division of work.
 
-use super::{Operand, bounded, call, integer_formats, outlined, tensor, weight};
+use super::{Operand, bounded, call, integer_formats, outlined::outlined, tensor, weight};
 use dsrun_core::{
     BlockFormat, DType, TensorType, WeightExpr, WeightFormat, WeightType,
     checked::ValidCall,
