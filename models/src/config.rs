@@ -477,4 +477,7 @@ impl FieldNames {
         latent: LatentNames::GGUF,
         mixture: MixtureNames::GGUF,
     };
+
+    /// The keys in GGUF files of models with layer norms.
+    pub(crate) const GGUF_LAYER_NORM: Self = Self { eps: Some("attention.layer_norm_epsilon"), ..Self::GGUF };
 }

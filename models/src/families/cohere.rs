@@ -7,18 +7,26 @@
 //! 1e-5, `rope_theta` 500000 in `rope_parameters`, `logit_scale` 1/16, `sliding_window` 4096, `sliding_window_pattern` 4, tied
 //! embedding, no biases.
 
-use super::{architecture::Architecture, llama::LLAMA};
+use super::{
+    architecture::{Architecture, Gguf},
+    llama::LLAMA,
+};
 use crate::{
     config::{
-        Biases, DecoderConfig, FieldNames, Norm, Result, Rope,
+        Biases, ConfigError, DecoderConfig, FieldNames, Norm, Result, Rope,
         fields::Fields,
+        gguf::{self, Keys},
         hugging_face::{self, Defaults, expect},
         rope::json::{self as rope, RopeDefaults},
     },
     layers::{Blocks, Builder},
-    tensor_names::Part,
+    tensor_names::{Names, Part},
 };
-use dsrun_core::{Result as CoreResult, op::RopePairing, program::ValueId};
+use dsrun_core::{
+    Result as CoreResult,
+    op::{Nonlinearity, RopePairing},
+    program::ValueId,
+};
 
 const NAMES: FieldNames = FieldNames { eps: Some("layer_norm_eps"), ..FieldNames::HUGGING_FACE };
 
@@ -36,6 +44,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             "position_embedding_type",
             "rotary_pct",
         ],
+        gguf: Some(Gguf { name: "cohere2", config: cohere2_from_gguf, tensors: Names::GGUF, export: None }),
         ..COHERE
     },
 ];
@@ -45,7 +54,12 @@ const COHERE: Architecture = Architecture {
     config: cohere,
     harmless: &[],
     blocks: Blocks { layer, ..LLAMA.blocks },
-    gguf: None,
+    gguf: Some(Gguf {
+        name: "command-r",
+        config: |keys| decoder_from_gguf(keys, "cohere")?.checked(&FieldNames::GGUF_LAYER_NORM),
+        tensors: Names::GGUF,
+        export: None,
+    }),
     writable: false,
     ..LLAMA
 };
@@ -91,4 +105,21 @@ fn cohere2(fields: &Fields<'_>) -> Result<DecoderConfig> {
     config.set_windows(hugging_face::windows(fields, config.layers, Some(window), sliding)?);
     config.rotate_windows_only();
     config.checked(&NAMES)
+}
+
+fn decoder_from_gguf(keys: &Keys<'_>, architecture: &'static str) -> Result<DecoderConfig> {
+    const LOGIT_SCALE: &str = "logit_scale";
+    let mut config = gguf::decoder(keys, architecture, &FieldNames::GGUF_LAYER_NORM, Nonlinearity::Silu)?;
+    config.norm = NORM;
+    let missing = || ConfigError::Missing { field: keys.path(LOGIT_SCALE) };
+    config.logit_scale = keys.positive(LOGIT_SCALE)?.ok_or_else(missing)?;
+    config.rotate_all(gguf::rope(keys, &config, RopePairing::Neighbours, false)?);
+    Ok(config)
+}
+
+fn cohere2_from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    let mut config = decoder_from_gguf(keys, "cohere2")?;
+    config.set_windows(gguf::windows(keys, config.layers, 4)?);
+    config.rotate_windows_only();
+    config.checked(&FieldNames::GGUF_LAYER_NORM)
 }

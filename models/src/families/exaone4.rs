@@ -6,18 +6,26 @@
 //! Defaults: `num_attention_heads` and `num_key_value_heads` 32, `max_position_embeddings` 2048, `rms_norm_eps` 1e-5, `sliding_window`
 //! 4096, `sliding_window_pattern` 4.
 
-use super::{architecture::Architecture, olmo::OLMO2};
+use super::{
+    architecture::{Architecture, Gguf},
+    olmo::OLMO2,
+};
 use crate::{
     config::{
         ConfigError, DecoderConfig, FieldNames, Result,
         fields::Fields,
+        gguf::{self, Keys},
         hugging_face::{self, Defaults},
         rope::json::{self as rope, RopeDefaults},
     },
     layers::{Blocks, Builder},
-    tensor_names::Part,
+    tensor_names::{Names, Part},
 };
-use dsrun_core::{Result as CoreResult, program::ValueId};
+use dsrun_core::{
+    Result as CoreResult,
+    op::{Nonlinearity, RopePairing},
+    program::ValueId,
+};
 use serde_json::Value;
 
 const NAMES: FieldNames = FieldNames::HUGGING_FACE;
@@ -27,7 +35,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
     name: "exaone4",
     config,
     blocks: Blocks { layer, ..OLMO2.blocks },
-    gguf: None,
+    gguf: Some(Gguf { name: "exaone4", config: from_gguf, tensors: Names::GGUF, export: None }),
     writable: false,
     ..OLMO2
 }];
@@ -79,4 +87,14 @@ fn pattern(fields: &Fields<'_>) -> Result<impl Fn(usize) -> bool> {
         }
     };
     Ok(move |layer: usize| letters[layer % letters.len()])
+}
+
+fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    let mut config = gguf::decoder(keys, "exaone4", &FieldNames::GGUF, Nonlinearity::Silu)?;
+    config.rotate_all(gguf::rope(keys, &config, RopePairing::Halves, false)?);
+    config.set_windows(gguf::windows(keys, config.layers, 4)?);
+    if config.attention.iter().any(|layer| layer.window.is_some()) {
+        config.rotate_windows_only();
+    }
+    config.checked(&FieldNames::GGUF)
 }

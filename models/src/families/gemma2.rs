@@ -10,10 +10,13 @@
 //! | `sliding_window`, `query_pre_attn_scalar` | not read | 4096, 256 |
 //! | `attn_logit_softcapping`, `final_logit_softcapping` | not read | 50, 30 |
 //!
+//! GGUF files have the weights of norms as they are, and no key for `query_pre_attn_scalar`, which is the head size in all models except
+//! the one with 46 layers (27B).
+//!
 //! Further defaults of both: `head_dim` 256, `vocab_size` 256000, `max_position_embeddings` 8192, tanh-GELU, tied embedding.
 
 use super::{
-    architecture::Architecture,
+    architecture::{Architecture, Gguf},
     gemma::{self, SANDWICH},
     llama::{self, LLAMA},
 };
@@ -21,13 +24,18 @@ use crate::{
     config::{
         Biases, DecoderConfig, FieldNames, Norm, Result,
         fields::Fields,
+        gguf::{self, Keys},
         hugging_face::{self, Defaults, expect},
         rope::json::{self as rope, RopeDefaults},
     },
     layers::{Blocks, Builder},
     tensor_names::{Names, Part},
 };
-use dsrun_core::{Result as CoreResult, op::Nonlinearity, program::ValueId};
+use dsrun_core::{
+    Result as CoreResult,
+    op::{Nonlinearity, RopePairing},
+    program::ValueId,
+};
 
 const NAMES: FieldNames = FieldNames::HUGGING_FACE;
 const NAMES_2: FieldNames = FieldNames { activation: "hidden_activation", ..NAMES };
@@ -51,7 +59,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         // Files of the first release have this beside `hidden_act`; transformers does not read it.
         harmless: &["hidden_activation"],
         blocks: Blocks { embed: |build, table| build.embed_by_width(table), layer: llama::layer },
-        gguf: None,
+        gguf: Some(Gguf { name: "gemma", config: gemma1_from_gguf, tensors: Names::GGUF, export: None }),
         writable: false,
         ..LLAMA
     },
@@ -62,7 +70,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         harmless: &["cache_implementation", "hidden_act"],
         tensors: Names { own: SANDWICH, ..Names::HUGGING_FACE },
         blocks: Blocks { embed: |build, table| build.embed_by_width(table), layer },
-        gguf: None,
+        gguf: Some(Gguf { name: "gemma2", config: gemma2_from_gguf, tensors: Names::GGUF, export: None }),
         writable: false,
     },
 ];
@@ -117,4 +125,25 @@ fn gemma2(fields: &Fields<'_>) -> Result<DecoderConfig> {
     config.score_cap = cap("attn_logit_softcapping", 50.0)?;
     config.logit_cap = cap("final_logit_softcapping", 30.0)?;
     config.checked(&NAMES_2)
+}
+
+fn decoder_from_gguf(keys: &Keys<'_>, name: &'static str) -> Result<DecoderConfig> {
+    let mut config = gguf::decoder(keys, name, &FieldNames::GGUF, Nonlinearity::GeluTanh)?;
+    config.rotate_all(gguf::rope(keys, &config, RopePairing::Halves, false)?);
+    Ok(config)
+}
+
+fn gemma1_from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    decoder_from_gguf(keys, "gemma")?.checked(&FieldNames::GGUF)
+}
+
+fn gemma2_from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    let mut config = decoder_from_gguf(keys, "gemma2")?;
+    if config.layers == 46 {
+        config.scale_scores(config.hidden as f64 / config.heads as f64);
+    }
+    config.set_windows(gguf::windows(keys, config.layers, 2)?);
+    config.score_cap = keys.positive("attn_logit_softcapping")?.unwrap_or(0.0);
+    config.logit_cap = keys.positive("final_logit_softcapping")?.unwrap_or(0.0);
+    config.checked(&FieldNames::GGUF)
 }

@@ -6,20 +6,25 @@
 //! `partial_rotary_factor` 0.5, biases of queries, keys and values.
 
 use super::{
-    architecture::Architecture,
+    architecture::{Architecture, Gguf},
     llama::{self, LLAMA},
 };
 use crate::{
     config::{
         Biases, DecoderConfig, FieldNames, Result, Rope,
         fields::Fields,
+        gguf::{self, Keys},
         hugging_face::{self, Defaults},
         rope::json::{self as rope, RopeDefaults},
     },
     layers::{Blocks, Builder},
     tensor_names::{Names, Part, TensorName},
 };
-use dsrun_core::{Result as CoreResult, op::RopePairing, program::ValueId};
+use dsrun_core::{
+    Result as CoreResult,
+    op::{Nonlinearity, RopePairing},
+    program::ValueId,
+};
 
 const NAMES: FieldNames = FieldNames::HUGGING_FACE;
 
@@ -39,6 +44,15 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             ..Names::HUGGING_FACE
         },
         blocks: Blocks { layer, ..LLAMA.blocks },
+        gguf: Some(Gguf {
+            name: "glm4",
+            config: from_gguf,
+            tensors: Names {
+                own: &[TensorName::of(&[Part::Gate, Part::Up], "blk.{}.ffn_up")],
+                ..Names::GGUF
+            },
+            export: None,
+        }),
         ..GLM
     },
     GLM,
@@ -85,4 +99,10 @@ fn config(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderConf
     let rope = rope::read(fields, defaults)?;
     config.rotate_all(Rope { pairing: RopePairing::Neighbours, ..rope });
     config.checked(&NAMES)
+}
+
+fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    let mut config = gguf::decoder(keys, "glm4", &FieldNames::GGUF, Nonlinearity::Silu)?;
+    config.rotate_all(gguf::rope(keys, &config, RopePairing::Neighbours, true)?);
+    config.checked(&FieldNames::GGUF)
 }

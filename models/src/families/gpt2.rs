@@ -121,8 +121,8 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
 
 fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
     // GGUF has no keys for the options that scale attention scores.
-    let names = FieldNames { eps: Some("attention.layer_norm_epsilon"), ..FieldNames::GGUF };
-    with_norms_and_biases(gguf::decoder(keys, "gpt2", &names, Nonlinearity::GeluTanh)?).checked(&names)
+    let names = &FieldNames::GGUF_LAYER_NORM;
+    with_norms_and_biases(gguf::decoder(keys, "gpt2", names, Nonlinearity::GeluTanh)?).checked(names)
 }
 
 /// Sets layer norms and the biases of all projections.

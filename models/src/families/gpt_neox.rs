@@ -1,23 +1,28 @@
 //! GPT-NeoX and Pythia: attention and MLP beside each other, each behind its layer norm.
 //!
-//! Queries, keys and values are one matrix, in which those of a head follow each other. With `use_parallel_residual` false, the MLP
-//! follows attention.
+//! Queries, keys and values are one matrix, in which those of a head follow each other; in GGUF files those of all heads do. With
+//! `use_parallel_residual` false, the MLP follows attention.
 //!
 //! Defaults: `max_position_embeddings` 2048, `layer_norm_eps` 1e-5, `rotary_pct` 0.25, `rotary_emb_base` 10000, `hidden_act` GELU,
 //! biases everywhere but in the head.
 
-use super::architecture::Architecture;
+use super::architecture::{Architecture, Gguf};
 use crate::{
     config::{
         Biases, DecoderConfig, FieldNames, Norm, Result,
         fields::Fields,
+        gguf::{self, Keys},
         hugging_face::{self, Defaults},
         rope::json::{self as rope, RopeDefaults},
     },
     layers::{Blocks, Builder},
     tensor_names::{Names, Part, TensorName},
 };
-use dsrun_core::{Result as CoreResult, op::Nonlinearity, program::ValueId};
+use dsrun_core::{
+    Result as CoreResult,
+    op::{Nonlinearity, RopePairing},
+    program::ValueId,
+};
 
 const NAMES: FieldNames = FieldNames {
     kv_heads: "num_attention_heads",
@@ -25,6 +30,8 @@ const NAMES: FieldNames = FieldNames {
     eps: Some("layer_norm_eps"),
     ..FieldNames::HUGGING_FACE
 };
+
+const HEADS: &[Part] = &[Part::Query, Part::Key, Part::Value];
 
 /// GPT-NeoX with attention and MLP beside each other, or one behind the other.
 pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
@@ -38,8 +45,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
             TensorName::of(&[Part::FinalNorm], "final_layer_norm"),
             TensorName::of(&[Part::Head], "embed_out"),
             TensorName::of(&[Part::AttentionNorm], "layers.{}.input_layernorm"),
-            TensorName::of(&[Part::Query, Part::Key, Part::Value], "layers.{}.attention.query_key_value")
-                .interleaved_heads(),
+            TensorName::of(HEADS, "layers.{}.attention.query_key_value").interleaved_heads(),
             TensorName::of(&[Part::Output], "layers.{}.attention.dense"),
             TensorName::of(&[Part::MlpNorm], "layers.{}.post_attention_layernorm"),
             TensorName::of(&[Part::Up], "layers.{}.mlp.dense_h_to_4h"),
@@ -51,7 +57,12 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         other_experts: None,
     },
     blocks: Blocks { embed: |build, table| build.embed(table), layer },
-    gguf: None,
+    gguf: Some(Gguf {
+        name: "gptneox",
+        config: from_gguf,
+        tensors: Names { own: &[TensorName::of(HEADS, "blk.{}.attn_qkv")], ..Names::GGUF },
+        export: None,
+    }),
     writable: false,
 }];
 
@@ -85,4 +96,14 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     let defaults = RopeDefaults { theta, partial: Some(part), ..RopeDefaults::of(&config) };
     config.rotate_all(rope::read(fields, defaults)?);
     config.checked(&NAMES)
+}
+
+fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    let names = &FieldNames::GGUF_LAYER_NORM;
+    let mut config = gguf::decoder(keys, "gpt_neox", names, Nonlinearity::GeluErf)?;
+    config.norm = Norm::LAYER;
+    config.biases = Biases { gate: false, ..Biases::of(keys.has("blk.0.attn_qkv.bias"), true) };
+    config.parallel = keys.get::<bool>("use_parallel_residual")?.unwrap_or(true);
+    config.rotate_all(gguf::rope(keys, &config, RopePairing::Halves, true)?);
+    config.checked(names)
 }

@@ -4,7 +4,7 @@
 //! `logits_scaling` 1, no biases. Logits are divided by `logits_scaling`.
 
 use super::{
-    architecture::Architecture,
+    architecture::{Architecture, Gguf},
     llama::{self, LLAMA},
 };
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
         rope::json::{self as rope, RopeDefaults},
     },
     layers::Blocks,
+    tensor_names::Names,
 };
 use dsrun_core::op::{Nonlinearity, RopePairing};
 
@@ -27,7 +28,12 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
     config,
     harmless: &[],
     blocks: BLOCKS,
-    gguf: None,
+    gguf: Some(Gguf {
+        name: "granite",
+        config: |keys| decoder_from_gguf(keys, "granite")?.checked(&FieldNames::GGUF),
+        tensors: Names::GGUF,
+        export: None,
+    }),
     writable: false,
     ..LLAMA
 }];

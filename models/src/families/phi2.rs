@@ -3,18 +3,26 @@
 //! Defaults: `num_key_value_heads` the number of query heads, `max_position_embeddings` 2048, `layer_norm_eps` 1e-5,
 //! `partial_rotary_factor` 0.5, `hidden_act` tanh-GELU (`gelu_new`), biases everywhere, the head included.
 
-use super::{architecture::Architecture, llama::LLAMA};
+use super::{
+    architecture::{Architecture, Gguf},
+    llama::LLAMA,
+};
 use crate::{
     config::{
         Biases, DecoderConfig, FieldNames, Norm, Result,
         fields::Fields,
+        gguf::{self, Keys},
         hugging_face::{self, Defaults, expect},
         rope::json::{self as rope, RopeDefaults},
     },
     layers::{Blocks, Builder},
     tensor_names::{Names, Part, TensorName},
 };
-use dsrun_core::{Result as CoreResult, op::Nonlinearity, program::ValueId};
+use dsrun_core::{
+    Result as CoreResult,
+    op::{Nonlinearity, RopePairing},
+    program::ValueId,
+};
 
 const NAMES: FieldNames =
     FieldNames { head_dim: None, eps: Some("layer_norm_eps"), ..FieldNames::HUGGING_FACE };
@@ -36,7 +44,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         ..Names::HUGGING_FACE
     },
     blocks: Blocks { layer, ..LLAMA.blocks },
-    gguf: None,
+    gguf: Some(Gguf { name: "phi2", config: from_gguf, tensors: Names::GGUF, export: None }),
     writable: false,
 }];
 
@@ -58,4 +66,12 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     config.rotate_all(rope::read(fields, defaults)?);
     expect(fields, "qk_layernorm", false.into(), "norms of heads are not supported (false)")?;
     config.checked(&NAMES)
+}
+
+fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    let names = &FieldNames::GGUF_LAYER_NORM;
+    let mut config = gguf::decoder(keys, "phi", names, Nonlinearity::GeluTanh)?;
+    (config.norm, config.biases) = (Norm::LAYER, BIASES);
+    config.rotate_all(gguf::rope(keys, &config, RopePairing::Halves, true)?);
+    config.checked(names)
 }

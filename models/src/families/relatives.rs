@@ -9,25 +9,52 @@
 //! | biases | none, or everywhere (`use_bias`) | of queries, keys and values |
 //! | tied embedding | yes | no |
 
-use super::{architecture::Architecture, llama::LLAMA};
-use crate::config::{
-    Biases, DecoderConfig, FieldNames, Result, Rope,
-    fields::Fields,
-    hugging_face::{self, Defaults},
-    rope::json::{self as rope, RopeDefaults},
+use super::{
+    architecture::{Architecture, Gguf},
+    llama::LLAMA,
 };
-use dsrun_core::op::RopePairing;
+use crate::{
+    config::{
+        Biases, DecoderConfig, FieldNames, Result, Rope,
+        fields::Fields,
+        gguf::{self, Keys},
+        hugging_face::{self, Defaults},
+        rope::json::{self as rope, RopeDefaults},
+    },
+    tensor_names::{Names, Part, TensorName},
+};
+use dsrun_core::op::{Nonlinearity, RopePairing};
 
 const NAMES: FieldNames = FieldNames::HUGGING_FACE;
 
 /// ERNIE 4.5 and Seed-OSS.
 pub(super) const ARCHITECTURES: &[Architecture] = &[
-    Architecture { name: "ernie4_5", config: ernie, harmless: &[], gguf: None, writable: false, ..LLAMA },
+    Architecture {
+        name: "ernie4_5",
+        config: ernie,
+        harmless: &[],
+        gguf: Some(Gguf {
+            name: "ernie4_5",
+            config: |keys| from_gguf(keys, "ernie4_5", RopePairing::Neighbours),
+            tensors: Names::GGUF,
+            export: None,
+        }),
+        writable: false,
+        ..LLAMA
+    },
     Architecture {
         name: "seed_oss",
         config: seed,
         harmless: &["residual_dropout"],
-        gguf: None,
+        gguf: Some(Gguf {
+            name: "seed_oss",
+            config: |keys| from_gguf(keys, "seed_oss", RopePairing::Halves),
+            tensors: Names {
+                own: &[TensorName::of(&[Part::MlpNorm], "blk.{}.post_attention_norm")],
+                ..Names::GGUF
+            },
+            export: None,
+        }),
         writable: false,
         ..LLAMA
     },
@@ -66,4 +93,10 @@ fn seed(fields: &Fields<'_>) -> Result<DecoderConfig> {
     config.biases = Biases { output, ..Biases::of(attention, mlp) };
     config.rotate_all(rope::read(fields, RopeDefaults::of(&config))?);
     config.checked(&NAMES)
+}
+
+fn from_gguf(keys: &Keys<'_>, architecture: &'static str, pairing: RopePairing) -> Result<DecoderConfig> {
+    let mut config = gguf::decoder(keys, architecture, &FieldNames::GGUF, Nonlinearity::Silu)?;
+    config.rotate_all(gguf::rope(keys, &config, pairing, false)?);
+    config.checked(&FieldNames::GGUF)
 }

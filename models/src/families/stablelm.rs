@@ -6,20 +6,25 @@
 //! `partial_rotary_factor` 0.25, no biases.
 
 use super::{
-    architecture::Architecture,
+    architecture::{Architecture, Gguf},
     llama::{self, LLAMA},
 };
 use crate::{
     config::{
         Biases, DecoderConfig, FieldNames, Norm, Result,
         fields::Fields,
+        gguf::{self, Keys},
         hugging_face::{self, Defaults, expect},
         rope::json::{self as rope, RopeDefaults},
     },
     layers::{Blocks, Builder},
-    tensor_names::Part,
+    tensor_names::{Names, Part},
 };
-use dsrun_core::{Result as CoreResult, program::ValueId};
+use dsrun_core::{
+    Result as CoreResult,
+    op::{Nonlinearity, RopePairing},
+    program::ValueId,
+};
 
 const NAMES: FieldNames =
     FieldNames { head_dim: None, eps: Some("layer_norm_eps"), ..FieldNames::HUGGING_FACE };
@@ -30,7 +35,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
     config,
     harmless: &[],
     blocks: Blocks { layer, ..LLAMA.blocks },
-    gguf: None,
+    gguf: Some(Gguf { name: "stablelm", config: from_gguf, tensors: Names::GGUF, export: None }),
     writable: false,
     ..LLAMA
 }];
@@ -60,4 +65,13 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     config.rotate_all(rope::read(fields, defaults)?);
     expect(fields, "qk_layernorm", false.into(), "norms of heads are not supported (false)")?;
     config.checked(&NAMES)
+}
+
+fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    let names = &FieldNames::GGUF_LAYER_NORM;
+    let mut config = gguf::decoder(keys, "stablelm", names, Nonlinearity::Silu)?;
+    config.norm = Norm::LAYER;
+    config.parallel = keys.get::<bool>("use_parallel_residual")?.unwrap_or(false);
+    config.rotate_all(gguf::rope(keys, &config, RopePairing::Halves, true)?);
+    config.checked(names)
 }

@@ -40,6 +40,39 @@ const GPT4O: &str = concat!(
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+/// The split of Mistral's Tekken: GPT-4o's without contractions, and with digits one by one.
+const TEKKEN: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// Qwen 2's with line ends apart from the signs before them.
+const SEED: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+",
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// The last split of DeepSeek-V3, after those of numbers and of Chinese and Japanese characters.
+const DEEPSEEK3: &str = concat!(
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// Letters with a case, as DeepSeek's first tokenizer lists them.
+const DEEPSEEK_LETTERS: &str = concat!(
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ",
+    r"\x{1E00}-\x{1F15}\x{1F18}-\x{1F1D}\x{1F20}-\x{1F45}\x{1F48}-\x{1F4D}\x{1F50}-\x{1F57}\x{1F59}\x{1F5B}\x{1F5D}",
+    r"\x{1F5F}-\x{1F7D}\x{1F80}-\x{1FB4}\x{1FB6}-\x{1FBC}\x{1FBE}\x{1FC2}-\x{1FC4}\x{1FC6}-\x{1FCC}\x{1FD0}-\x{1FD3}",
+    r"\x{1FD6}-\x{1FDB}\x{1FE0}-\x{1FEC}\x{1FF2}-\x{1FF4}\x{1FF6}-\x{1FFC}ℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄ",
+    r"Ⰰ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ",
+    r"\x{10400}-\x{1044F}\x{104B0}-\x{104D3}\x{104D8}-\x{104FB}\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}",
+    r"\x{118A0}-\x{118DF}\x{1E900}-\x{1E943}]+"
+);
+
+/// Chinese, Japanese and Korean characters, as DeepSeek's first tokenizers list them.
+const DEEPSEEK_CHARACTERS: &str = "[一-龥ࠀ-一가-\u{d7ff}]+";
+
 /// One way to split, with the names that stand for it.
 struct Definition {
     names: &'static [&'static str],
@@ -59,7 +92,7 @@ const DEFINITIONS: &[Definition] = &[
         adds_bos: false,
     },
     Definition {
-        names: &["gpt-2", "phi-2", "mpt", "olmo"],
+        names: &["gpt-2", "phi-2", "mpt", "olmo", "exaone4"],
         patterns: &[GPT2],
         whole_words: false,
         adds_bos: false,
@@ -76,10 +109,17 @@ const DEFINITIONS: &[Definition] = &[
         whole_words: true,
         adds_bos: true,
     },
-    Definition { names: &["dbrx", "smaug-bpe"], patterns: &[LLAMA3], whole_words: false, adds_bos: false },
-    Definition { names: &["gpt-4o"], patterns: &[GPT4O], whole_words: false, adds_bos: false },
     Definition {
-        names: &["qwen2", "deepseek-r1-qwen"],
+        names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"],
+        patterns: &[LLAMA3],
+        whole_words: false,
+        adds_bos: false,
+    },
+    Definition { names: &["gpt-4o", "llama4"], patterns: &[GPT4O], whole_words: false, adds_bos: false },
+    Definition { names: &["tekken"], patterns: &[TEKKEN], whole_words: true, adds_bos: true },
+    Definition { names: &["seed-coder"], patterns: &[SEED], whole_words: false, adds_bos: false },
+    Definition {
+        names: &["qwen2", "deepseek-r1-qwen", "stablelm2"],
         patterns: &[QWEN2],
         whole_words: false,
         adds_bos: false,
@@ -93,7 +133,26 @@ const DEFINITIONS: &[Definition] = &[
     },
     Definition {
         names: &["deepseek-coder"],
-        patterns: &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\u{d7ff}]+", DIGIT],
+        patterns: &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CHARACTERS, DIGIT],
+        whole_words: false,
+        adds_bos: false,
+    },
+    Definition {
+        names: &["deepseek-llm"],
+        patterns: &[
+            r"[\r\n]",
+            DEEPSEEK_LETTERS,
+            r"\s?[!-/:-~！-／：-～‘-‟\x{3000}-。]+",
+            r"\s+$",
+            DEEPSEEK_CHARACTERS,
+            DIGIT,
+        ],
+        whole_words: false,
+        adds_bos: false,
+    },
+    Definition {
+        names: &["deepseek-v3"],
+        patterns: &[r"\p{N}{1,3}", "[一-龥\u{3040}-\u{30FF}]+", DEEPSEEK3],
         whole_words: false,
         adds_bos: false,
     },
@@ -166,6 +225,14 @@ mod tests {
     #[case("smollm", "a 12\n", &["a", " ", "1", "2", "\n"])]
     #[case("llama-bpe", "I'LL 12345 x\n\n y", &["I", "'LL", " ", "123", "45", " x", "\n\n", " y"])]
     #[case("dbrx", "I'LL 12345", &["I", "'LL", " ", "123", "45"])]
+    #[case("glm4", "I'LL 12345", &["I", "'LL", " ", "123", "45"])]
+    #[case("exaone4", "I'll 12345", &["I", "'ll", " 12345"])]
+    #[case("stablelm2", "I'LL 123", &["I", "'LL", " ", "1", "2", "3"])]
+    #[case("tekken", "aBc I'll 12", &["a", "Bc", " I", "'ll", " ", "1", "2"])]
+    #[case("seed-coder", "I'LL x!!\n\n1", &["I", "'LL", " x", "!!", "\n\n", "1"])]
+    #[case("deepseek-v3", "12345 漢字かな x=1\n(foo)", &["123", "45", " ", "漢字かな", " x", "=", "1", "\n", "(foo", ")"])]
+    // Its signs are those from the colon to the tilde, so Latin letters without marks are among them.
+    #[case("deepseek-llm", "Das Öl 12!\n漢字 x", &["Das", " Ö", "l", " ", "1", "2", "!", "\n", "漢字", " x"])]
     #[case("gpt-4o", "aBc I'll 12345 (x)/\n", &["a", "Bc", " I'll", " ", "123", "45", " (", "x", ")/\n"])]
     #[case("qwen2", "a12(b)\n", &["a", "1", "2", "(b", ")\n"])]
     #[case("default", "a=12345", &["a", "=", "123", "45"])]
