@@ -36,12 +36,13 @@ use dsrun_cuda::{
     copy_kernel, exchange_kernel_specs, kernel_specs,
     library::Library,
 };
-use dsrun_test_support::{Missing, Requirement, TestResult, test_main, tests_are_whole};
+use dsrun_test_support::{Missing, Requirement, TestResult, test_main};
 use experts::{expert_calls, mixture_calls};
 use latents::latent_calls;
 use outlined::{attention_and_quantisation, token_calls};
 use std::{
     collections::{BTreeMap, HashSet},
+    env,
     path::Path,
     sync::LazyLock,
 };
@@ -56,6 +57,9 @@ test_main![
 
 /// Compute capabilities, one of each generation of tensor cores.
 const CAPABILITIES: [u32; 4] = [75, 80, 90, 100];
+
+/// The environment variable that has all kernels compiled for all capabilities that need them.
+const WHOLE: &str = "DSRUN_TEST_WHOLE";
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -482,7 +486,7 @@ fn needed(capability: u32) -> HashSet<KernelSpec> {
 /// to the capabilities that need them.
 fn dealt() -> [HashSet<KernelSpec>; CAPABILITIES.len()] {
     let needed = CAPABILITIES.map(needed);
-    if tests_are_whole() {
+    if env::var_os(WHOLE).is_some_and(|value| !value.is_empty()) {
         return needed;
     }
     let mut entries: BTreeMap<_, Vec<&KernelSpec>> = BTreeMap::new();

@@ -38,5 +38,5 @@ mod trial;
 pub use compiler::{c_compiler, compile_c_library, cpp_compiler};
 pub use lookup::{NodePackages, browser, encoders, model, node, python};
 pub use port::free_port;
-pub use requirement::{Missing, REQUIRE, Requirement, TestResult, WHOLE, tests_are_whole};
+pub use requirement::{Missing, REQUIRE, Requirement, TestResult};
 pub use trial::{IntoTestResult, run, trial};

@@ -5,15 +5,6 @@ use std::{env, fmt};
 /// The environment variable that lists the requirements whose absence fails a test.
 pub const REQUIRE: &str = "DSRUN_REQUIRE";
 
-/// The environment variable that has tests run all of what they otherwise take a share of.
-pub const WHOLE: &str = "DSRUN_TEST_WHOLE";
-
-/// Whether tests run everything: [`WHOLE`] is set and not empty. Otherwise those that would take many minutes on a small machine take
-/// a share that covers each kind of thing they test.
-pub fn tests_are_whole() -> bool {
-    env::var_os(WHOLE).is_some_and(|value| !value.is_empty())
-}
-
 /// The result of a test that may lack something: return `Err` with `?` to have it ignored, or failed if it is required.
 pub type TestResult = Result<(), Missing>;
 
