@@ -59,7 +59,7 @@ const STEPS: &[Step] = &[
     cargo_step("test", &["test", "--workspace", "--no-fail-fast"]),
     check_step("install", "an installed program finds and loads the installed plugins", install::check),
     check_step("guide", "the commands of the chapter on writing a backend work as printed", guide::check),
-    check_step("template", "the template for backends in Rust builds and passes", template::check),
+    check_step("template", "a copy of the template for backends in Rust compiles", template::check),
 ];
 
 const fn cargo_step(name: &'static str, arguments: &'static [&'static str]) -> Step {
