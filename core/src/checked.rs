@@ -78,28 +78,34 @@ impl CallDesc {
                     .at("comm"))
             }
             (None, Some(_)) => Err(Error::invalid("must be absent: the op is not a collective").at("comm")),
-            (Some(_), Some(comm)) => self.check_ranks(comm.rank(), comm.ranks()),
+            (Some(_), Some(comm)) => match &self.op {
+                Op::Region(region) => {
+                    let ops = region.calls().iter().map(|call| &call.op);
+                    ops.into_iter().try_for_each(|op| check_ranks(op, comm.rank(), comm.ranks()))
+                }
+                op => check_ranks(op, comm.rank(), comm.ranks()),
+            },
             (None, None) => Ok(()),
         }
     }
+}
 
-    /// Checks the attributes of a collective against its group, because buffer sizes follow from them.
-    fn check_ranks(&self, rank: usize, ranks: usize) -> Result<()> {
-        let (attribute, value, fits) = match &self.op {
-            Op::AllGather(AllGather { ranks: value, .. })
-            | Op::ReduceScatter(ReduceScatter { ranks: value, .. })
-            | Op::AllToAll(AllToAll { ranks: value, .. }) => ("ranks", *value, *value as usize == ranks),
-            Op::Broadcast(op) => ("root", op.root, (op.root as usize) < ranks),
-            Op::Send(SendOp { peer, .. }) | Op::Receive(Receive { peer, .. }) => {
-                ("peer", *peer, (*peer as usize) < ranks && *peer as usize != rank)
-            }
-            _ => return Ok(()),
-        };
-        if fits {
-            return Ok(());
+/// Checks the attributes of a collective against its group, because buffer sizes follow from them.
+fn check_ranks(op: &Op, rank: usize, ranks: usize) -> Result<()> {
+    let (attribute, value, fits) = match op {
+        Op::AllGather(AllGather { ranks: value, .. })
+        | Op::ReduceScatter(ReduceScatter { ranks: value, .. })
+        | Op::AllToAll(AllToAll { ranks: value, .. }) => ("ranks", *value, *value as usize == ranks),
+        Op::Broadcast(op) => ("root", op.root, (op.root as usize) < ranks),
+        Op::Send(SendOp { peer, .. }) | Op::Receive(Receive { peer, .. }) => {
+            ("peer", *peer, (*peer as usize) < ranks && *peer as usize != rank)
         }
-        Err(Error::invalid(format!("is {value}, which does not fit rank {rank} of {ranks}")).at(attribute))
+        _ => return Ok(()),
+    };
+    if fits {
+        return Ok(());
     }
+    Err(Error::invalid(format!("is {value}, which does not fit rank {rank} of {ranks}")).at(attribute))
 }
 
 /// A plan for a valid call. It validates arguments when it binds them.

@@ -299,7 +299,7 @@ impl Op {
         }
     }
 
-    /// The mesh axis, if the op is a collective.
+    /// The mesh axis, if the op is a collective, or a region with collectives.
     pub fn mesh_axis(&self) -> Option<MeshAxis> {
         match self {
             Self::AllReduce(op) => Some(op.axis),
@@ -310,6 +310,7 @@ impl Op {
             Self::Send(op) => Some(op.axis),
             Self::Receive(op) => Some(op.axis),
             Self::Barrier(op) => Some(op.axis),
+            Self::Region(region) => region.mesh_axis(),
             _ => None,
         }
     }

@@ -77,6 +77,16 @@ impl Lane {
     /// Every lane.
     pub const ALL: [Self; 3] = [Self::Compute, Self::Copy, Self::Communication];
 
+    /// The lane of a call of this op unless a pass chooses another one: collectives overlap with computation, but a region with
+    /// collectives in its body is one with the computation.
+    pub fn usual(op: &Op) -> Self {
+        match op {
+            Op::Region(_) => Self::Compute,
+            op if op.mesh_axis().is_some() => Self::Communication,
+            _ => Self::Compute,
+        }
+    }
+
     /// The name in program texts.
     pub const fn name(self) -> &'static str {
         match self {

@@ -8,7 +8,7 @@ pub mod well_known;
 
 use crate::{
     Error, Result,
-    op::{IndexMaps, OperandType},
+    op::{IndexMaps, MeshAxis, OperandType},
     program::{Call, ValueId},
     tensor::TensorType,
 };
@@ -45,7 +45,7 @@ impl Region {
     /// # Errors
     /// If the body is empty, has a region or a call with the wrong number of operands or results, is not numbered canonically,
     /// uses a value before its definition or after its update, does not use an operand, updates an operand without returning
-    /// its new value, or has a result that it does not define or that is listed twice.
+    /// its new value, has a result that it does not define or that is listed twice, or has collectives over several axes.
     pub fn new(
         name: impl Into<String>,
         operands: usize,
@@ -134,7 +134,19 @@ impl Region {
         if let Some(unused) = used.iter().position(|used| !used) {
             return Err(Error::invalid(format!("operand %{unused} is not used")));
         }
+        let mut axes = self.calls.iter().filter_map(|call| call.op.mesh_axis());
+        if let Some(first) = axes.next()
+            && let Some(other) = axes.find(|other| *other != first)
+        {
+            let message = format!("the body has collectives over {} and over {}", first.name(), other.name());
+            return Err(Error::invalid(message));
+        }
         Ok(())
+    }
+
+    /// The mesh axis of the collectives of the body, if it has any.
+    pub fn mesh_axis(&self) -> Option<MeshAxis> {
+        self.calls.iter().find_map(|call| call.op.mesh_axis())
     }
 
     /// The name, for messages.

@@ -126,7 +126,7 @@ impl ProgramBuilder {
             let (name, origin, placements) = (String::new(), Origin::Node(node), Placements::default());
             self.program.values.push(Value { name, value_type, origin, placements });
         }
-        let lane = if op.mesh_axis().is_some() { Lane::Communication } else { Lane::Compute };
+        let lane = Lane::usual(&op);
         let segment = self.program.segments.len().saturating_sub(1);
         self.program.nodes.push(Node {
             call: Call { op, operands, results: results.clone() },

@@ -216,11 +216,10 @@ impl<'a> Parser<'a> {
         }
         let op = self.op()?;
         let operands = self.operands()?;
-        let usual = if op.mesh_axis().is_some() { Lane::Communication } else { Lane::Compute };
         let lane = if self.eat_word("on") {
             self.named("a lane", |name| Lane::ALL.into_iter().find(|lane| lane.name() == name))?
         } else {
-            usual
+            Lane::usual(&op)
         };
         let segment = program
             .segments

@@ -14,10 +14,7 @@
 //! ```
 
 use super::{Call, Lane, Node, Origin, Program, Value, ValueId};
-use crate::{
-    WeightExpr, WeightType,
-    op::{Op, OperandType},
-};
+use crate::{WeightExpr, WeightType, op::OperandType};
 use std::fmt::{self, Display, Formatter, Write};
 
 fn list<T: Display>(f: &mut Formatter<'_>, items: impl IntoIterator<Item = T>) -> fmt::Result {
@@ -151,12 +148,7 @@ fn node(f: &mut Formatter<'_>, program: &Program, node: &Node) -> fmt::Result {
     write!(f, "{}(", node.call.op)?;
     list(f, node.call.operands.iter().map(Operand))?;
     f.write_char(')')?;
-    let usual = if matches!(node.call.op, Op::Region(_)) || node.call.op.mesh_axis().is_none() {
-        Lane::Compute
-    } else {
-        Lane::Communication
-    };
-    if node.lane != usual {
+    if node.lane != Lane::usual(&node.call.op) {
         write!(f, " on {}", node.lane.name())?;
     }
     f.write_char('\n')

@@ -82,7 +82,8 @@ impl LoweredPlan {
             }
             let operands = inner.operands.iter().map(|id| descs.get((*id)?.index())?.clone()).collect();
             let results = values[first..].iter().map(|value| value.desc.clone()).collect();
-            let call = CallDesc { op: inner.op.clone(), operands, results, comm: None };
+            let comm = inner.op.mesh_axis().and(call.comm.clone());
+            let call = CallDesc { op: inner.op.clone(), operands, results, comm };
             plans.push(plan(call.validate()?)?);
         }
         let shared_bytes = plans.iter().map(CheckedPlan::workspace_bytes).max().unwrap_or(0);

@@ -17,6 +17,7 @@ use dsrun_core::{
     checked::CheckedPlan,
     device::{BufferSlice, Device, Stream},
     graph::{CallList, Graph},
+    op::Op,
     program::{Call, Program, SegmentKind},
 };
 
@@ -117,8 +118,8 @@ impl CompiledStep {
             let Some(plan) = plan else { continue };
             if segments.contains(self.layout.segment(node.segment)?) {
                 let call = plan.bind(&storage.arguments(&node.call)?)?;
-                let axis = node.call.op.mesh_axis();
-                calls.push(Some(match self.trace.as_ref().filter(|_| axis.is_some()) {
+                let alone = node.call.op.mesh_axis().is_some() && !matches!(node.call.op, Op::Region(_));
+                calls.push(Some(match self.trace.as_ref().filter(|_| alone) {
                     Some(trace) => trace.collective(&node.call.op, call),
                     None => call,
                 }));

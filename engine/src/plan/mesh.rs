@@ -115,7 +115,8 @@ impl EnginePlan {
         let smallest = FixedSizes { pages: fixed.pages.min(fixed.blocks), ..fixed };
         let mut programs = mesh_programs(&program, shape, options, &costs, &limits.sizes(smallest), free)?;
         let places: Vec<usize> = all.iter().map(|process| process.ranks).collect();
-        let meshes = join(devices, first, shape, processes, &places)?;
+        let mut meshes = join(devices, first, shape, processes, &places)?;
+        meshes.iter_mut().for_each(|mesh| mesh.compare(&programs));
         let mut plans = Vec::with_capacity(devices.len());
         for (mesh, device) in meshes.into_iter().zip(devices) {
             let program = std::mem::take(&mut programs[mesh.rank()]);

@@ -1,7 +1,12 @@
 //! The mesh of devices that a model is split over, and the position of a rank in it.
 
 use crate::passes::partition::stage_of_rank;
-use dsrun_core::{Error, collective::Comm, op::MeshAxis};
+use dsrun_core::{
+    Error,
+    collective::Comm,
+    op::{MeshAxis, OperandType},
+    program::Program,
+};
 use std::sync::Arc;
 
 /// The number of ranks along each axis of the mesh that a model is split over.
@@ -57,12 +62,25 @@ pub(crate) struct MeshRank {
     rank: usize,
     shape: MeshShape,
     comms: [Option<Arc<dyn Comm>>; MeshAxis::ALL.len()],
+    /// Whether the programs of the ranks of its stage are alike.
+    alike: bool,
 }
 
 impl MeshRank {
     /// A rank that has joined no group yet.
     pub(super) fn new(rank: usize, shape: MeshShape) -> Self {
-        Self { rank, shape, comms: [const { None }; MeshAxis::ALL.len()] }
+        Self { rank, shape, comms: [const { None }; MeshAxis::ALL.len()], alike: false }
+    }
+
+    /// Notes whether the programs of the ranks of its stage are [alike](are_alike).
+    pub(super) fn compare(&mut self, programs: &[Program]) {
+        let group = self.shape.group(MeshAxis::Tensor, self.rank);
+        self.alike = are_alike(group.iter().filter_map(|rank| programs.get(*rank)));
+    }
+
+    /// Whether the ranks of a group all have a kernel for a call if this rank has: so a call with collectives may be a single launch.
+    pub(crate) fn decides_for_all(&self, axis: MeshAxis) -> bool {
+        axis == MeshAxis::Tensor && self.alike
     }
 
     /// Adds the membership in the group of an axis.
@@ -119,6 +137,17 @@ impl MeshRank {
     pub(crate) fn abort(&self, reason: &str) {
         self.comms.iter().flatten().for_each(|comm| comm.abort(reason));
     }
+}
+
+/// Whether the programs of ranks compute values of the same types, call by call. Then devices of one kind run the same calls of them in
+/// one launch, and what launches exchange with each other fits.
+fn are_alike<'a>(mut programs: impl Iterator<Item = &'a Program>) -> bool {
+    fn types(program: &Program) -> impl Iterator<Item = Option<&OperandType>> {
+        let results = program.nodes.iter().flat_map(|node| &node.call.results);
+        results.map(|id| program.values.get(id.index()).map(|value| &value.value_type))
+    }
+    let Some(first) = programs.next() else { return true };
+    programs.all(|other| first.nodes.len() == other.nodes.len() && types(first).eq(types(other)))
 }
 
 #[cfg(test)]

@@ -111,8 +111,14 @@ impl StepPrograms {
             return Ok(program.clone());
         }
         let sizes = bucket.sizes(fixed);
+        // A rank with a launch of its own for some collectives would wait for ranks without.
+        let alike = |call: &Call| {
+            let axis = call.op.mesh_axis();
+            axis.is_none_or(|axis| self.mesh().is_some_and(|mesh| mesh.decides_for_all(axis)))
+        };
         let mut native = |program: &Program, call: &Call| {
-            Ok(self.is_in_one_layer(program, call)?
+            Ok(alike(call)
+                && self.is_in_one_layer(program, call)?
                 && device.kernels().query(&describe_call(program, call, &sizes, self.mesh())?)?.native)
         };
         Ok(Arc::new(merge(program, &mut native)?))

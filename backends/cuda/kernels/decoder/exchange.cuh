@@ -61,6 +61,13 @@ __device__ inline float load_fresh_float(const float* from) {
     return value;
 }
 
+/* Writes the sentinel to `bytes` bytes, by `count` threads, of which this one begins at byte `at`. */
+__device__ inline void clear(void* from, i64 bytes, i64 at, int count) {
+    Vector ones = {{~0u, ~0u, ~0u, ~0u}};
+#pragma unroll 1
+    for (; at < bytes; at += count * 16) *(Vector*)((u8*)from + at) = ones;
+}
+
 /* A barrier of the consumer warps. */
 __device__ inline void meet() { asm volatile("bar.sync 1, %0;" :: "n"(MULTIPLIERS) : "memory"); }
 
@@ -77,6 +84,8 @@ __device__ inline float power(float x) {
  * heads; the split, of `live` splits; and the slot of the token in the cache. `end` is the first key after the token. */
 struct Share {
     int end, from, keys, first, units, live, part, split, place;
+    /* The number of results that the ranks had summed before this launch, modulo 2^32. */
+    u32 launched;
 
     /* Sets what depends on the window: the number of keys before `end` that the token attends to, 0 for all. */
     __device__ void look(int window) {

@@ -35,6 +35,7 @@
  *
  * With POST_NORMS the results of attention and MLP are normalised before they are added to the token, which needs all of a result. So
  * every block keeps the token for itself, and adds to it whole results that it reads from the exchange. The first block writes it in the end.
+ * So it is, too, with RANKS, where several GPUs have a part of each product, and results are the sums of their parts (ranks.cuh).
  *
  * Attention may be of two kinds in turn, which differ in window, scale and rotary embedding: KINDS, and the layer's `kind`.
  *
@@ -89,7 +90,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
     /* The source of residuals, and the destination of results. */
     const X* before = P == OUTPUT ? l ? (const X*)mine : m.x : (const X*)(mine + MIDDLE_AT);
     i64 after = (i64)l * LAYER_BYTES + (P == INPUT ? QUERIES_AT : P == OUTPUT ? MIDDLE_AT : P == UP ? INNER_AT : LAYER_BYTES);
-    bool ended = !POST_NORMS && P == DOWN && l == (int)m.layers - 1, leaves = t.lane % SHARERS == 0;
+    bool leaves = t.lane % SHARERS == 0;
     const BIAS* bias = P == ROUTER ? nullptr : layer.biases[P == ROUTER ? UP : P];
     /* Operands of the epilogue of this warp's part of a tile, loaded ahead of the product. */
     bool finishes;
@@ -135,7 +136,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
         if (finishes) {
             add_low = or_else(bias, low, 0.0f);
             if (RUNS == 2) add_high = or_else(bias, high, 0.0f);
-            if (!POST_NORMS && (P == OUTPUT || P == DOWN)) residual = load_fresh_one(before + low);
+            if (!KEEPS_TOKEN && (P == OUTPUT || P == DOWN)) residual = load_fresh_one(before + low);
         }
 #if BITS && !GROUP
         const SCALE* scales = (const SCALE*)(layer.weights[P] + NUMBERS_AT(P));
@@ -158,12 +159,14 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
         ring.skip(runs);
         factors.take_ahead(t, own_ring, barriers, run < runs);
     }
-    if (P == ROUTER || (EXPERTS && P == UP) || (POST_NORMS && (P == INPUT || P == UP))) {
+    if (P == ROUTER || (EXPERTS && P == UP) || (KEEPS_TOKEN && (P == INPUT || P == UP))) {
         /* Staged once for the router and the first half of the MLP; or by all blocks, whether they have tiles or not. */
+#if !KEEPS_TOKEN
     } else if (P == INPUT || P == UP) {
         bool there = P == INPUT && l == 0;
         const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
         stage_normed(p, layer.norm_weights[P / 2], layer.norm_biases[P / 2], x, there, activations, scratch);
+#endif
     } else if (P == OUTPUT) {
         if (MERGED) {
             stage_plain<HEADS * HEAD>((const X*)(mine + MERGED_AT), activations);
@@ -174,6 +177,11 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
         stage_plain<INNER>((const X*)(mine + INNER_AT), activations);
     }
     meet();
+#if RANKS > 1
+    /* Once this block has its inputs: should one of them come from a rank that gave up, the flag is set. */
+    u32 failed = P == OUTPUT || P == DOWN ? load_word(m.ranks.failed) : 0;
+    i64 part = P == OUTPUT || P == DOWN ? set_of(share.launched, P == OUTPUT ? RESULT_IN(l) : RESULT_BEFORE(l + 1)) : 0;
+#endif
     factors.take_inputs(t, activations);
     int tile = first;
 #pragma unroll 1
@@ -208,12 +216,17 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
             b *= scale_high;
 #endif
             if (P == OUTPUT || P == DOWN) {
-                if (!POST_NORMS && (P == DOWN || l > 0)) {
+                if (!KEEPS_TOKEN && (P == DOWN || l > 0)) {
                     for (u32 polls = 0; residual.bits == 0xffffu; count_poll(polls, wait_name("residual"))) residual = load_fresh_one(before + low);
                 }
-                X y = narrow<X>(POST_NORMS ? a + add_low : widen(residual) + p.alpha * (a + add_low));
+                X y = narrow<X>(KEEPS_TOKEN ? a + add_low : widen(residual) + p.alpha * (a + add_low));
+#if RANKS > 1
+                if (!failed && leaves) leave_part(m.ranks, part + low * 2, y);
+#else
+                bool ended = !KEEPS_TOKEN && P == DOWN && l == (int)m.layers - 1;
                 if (!ended && leaves) leave(to, y);
                 if (ended && leaves) m.y[low] = y;
+#endif
             } else if (P == ROUTER) {
                 if (leaves) leave((float*)(m.exchange + (i64)l * LAYER_BYTES + LOGITS_AT) + low, ROUNDED_LOGITS ? widen(narrow<X>(a)) : a);
             } else if (P == UP) {
@@ -297,13 +310,17 @@ __device__ inline int2 first_pages(const Model& m, const Share& share, int warp)
     }
     return pages;
 }
-
-/* Writes the sentinel to `bytes` bytes, by `count` threads, of which this one begins at byte `at`. */
-__device__ inline void clear(void* from, i64 bytes, i64 at, int count) {
-    Vector ones = {{~0u, ~0u, ~0u, ~0u}};
-#pragma unroll 1
-    for (; at < bytes; at += count * 16) *(Vector*)((u8*)from + at) = ones;
-}
+/* The weight of a norm after attention, 0, or MLP, 1; and where the result is that is added to the token. */
+#if POST_NORMS
+#define POST_NORM_OF(l, which) ((l) < 0 ? nullptr : extras[l].post_norms[which])
+#else
+#define POST_NORM_OF(l, which) ((const G*)nullptr)
+#endif
+#if RANKS > 1
+#define RESULT(number, place) ((const u8*)m.ranks.from + set_of(share.launched, number))
+#else
+#define RESULT(number, place) (place)
+#endif
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Extent sequences, const __grid_constant__ Model m) {
@@ -332,6 +349,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     share.part = blockIdx.x % parts;
     share.split = blockIdx.x / parts;
     share.place = place < m.pages * SLOTS ? place : -1;
+#if RANKS > 1
+    share.launched = *m.ranks.launched;
+#endif
 
     u32 barriers;
     asm volatile("mov.u32 %0, %1;" : "=r"(barriers) : "r"((u32)__cvta_generic_to_shared(memory + BARRIERS_AT)));
@@ -391,7 +411,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     t.none = (u32)(m.layers >> 32);
     u8* mine = m.exchange;
     int2 pages = first_pages(m, share, t.warp);
-#if POST_NORMS
+#if KEEPS_TOKEN
     take_token(m.x);
 #endif
     Ring ring = {0, 0};
@@ -411,9 +431,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         const AttentionKind& kind = m.kinds[0];
         const float2* sines = all_sines[0];
 #endif
-#if POST_NORMS
-        stage_token<INPUT>(m, layer, l ? extras[l - 1].post_norms[1] : nullptr, (const X*)(mine + base), l > 0,
-                           first_of(turn) < TILES_OF[INPUT], (float*)scratch);
+#if KEEPS_TOKEN
+        stage_token<INPUT>(m, layer, POST_NORM_OF(l - 1, 1), RESULT(RESULT_BEFORE(l), mine + base), l > 0, first_of(turn) < TILES_OF[INPUT],
+                           scratch);
 #endif
         run_product<INPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (share.split < share.live) {
@@ -422,27 +442,32 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
             if (MERGED && share.live > 1) leave_merged(share, partial, merged);
         }
         run_product<OUTPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
-#if EXPERTS
+#if KEEPS_TOKEN
+        stage_token<UP>(m, layer, POST_NORM_OF(l, 0), RESULT(RESULT_IN(l), mine + base + MIDDLE_AT), true, true, scratch,
+                        EXPERTS ? memory + PLAIN_AT : nullptr);
+#elif EXPERTS
         stage_normed(m.products[UP], layer.norm_weights[1], layer.norm_biases[1], (const X*)(mine + base + MIDDLE_AT), false,
                      memory + ACTIVATIONS_AT, scratch, memory + PLAIN_AT);
+#endif
+#if EXPERTS
         meet();
         run_product<ROUTER>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
-#endif
-#if POST_NORMS
-        stage_token<UP>(m, layer, extras[l].post_norms[0], (const X*)(mine + base + MIDDLE_AT), true, true, (float*)(scratch + WARPS));
 #endif
         run_product<UP>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (l > 0) {
             /* No block reads the previous layer any more. */
             clear(m.exchange + base - LAYER_BYTES, LAYER_BYTES, ones_at, MULTIPLIERS * GRID);
             clear(partial - PARTIAL_FLOATS, PARTIAL_FLOATS * 4, ones_at, MULTIPLIERS * GRID);
+#if RANKS > 1
+            if (l > 1) clear_result(m.ranks, share.launched, RESULT_BEFORE(l - 1), ones_at, MULTIPLIERS * GRID);
+            clear_result(m.ranks, share.launched, RESULT_IN(l - 1), ones_at, MULTIPLIERS * GRID);
+#endif
         }
         run_product<DOWN>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
     }
-#if POST_NORMS
+#if KEEPS_TOKEN
     if (blockIdx.x == 0) {
-        leave_token(m.products[DOWN], extras[count - 1].post_norms[1], (const X*)(mine + EXCHANGE_END(count) - ROOM_OF(HIDDEN)), m.y,
-                    (float*)scratch);
+        leave_token(m, POST_NORM_OF(count - 1, 1), RESULT(RESULT_BEFORE(count), mine + EXCHANGE_END(count) - ROOM_OF(HIDDEN)), (float*)scratch);
     }
 #endif
     /* The block that ends last resets the last layer. */
@@ -458,6 +483,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         clear(m.exchange + at, EXCHANGE_END(count) - at, threadIdx.x * 16, MULTIPLIERS);
         clear(m.partial + (i64)(count - 1) * PARTIAL_FLOATS, PARTIAL_FLOATS * 4, threadIdx.x * 16, MULTIPLIERS);
         if (threadIdx.x == 0) *m.done = 0;
+#if RANKS > 1
+        if (count > 1) clear_result(m.ranks, share.launched, RESULT_BEFORE(count - 1), threadIdx.x * 16, MULTIPLIERS);
+        clear_result(m.ranks, share.launched, RESULT_IN(count - 1), threadIdx.x * 16, MULTIPLIERS);
+        clear_result(m.ranks, share.launched, RESULT_BEFORE(count), threadIdx.x * 16, MULTIPLIERS);
+        if (threadIdx.x == 0) *m.ranks.launched = share.launched + 2 * (u32)count;
+#endif
     }
 #endif
 }

@@ -17,6 +17,8 @@
 #define VALUE_ROW (HEAD + 4)
 #define KEY_BLOCKS ((HEAD + 31) / 32)
 #define VALUE_BLOCKS ((HEAD + 63) / 64)
+/* Whether every block keeps the token for itself, because it adds whole results to it. */
+#define KEEPS_TOKEN (POST_NORMS || RANKS > 1)
 /* Whether query heads occupy the upper 8 rows of an mma. */
 #define UPPER (TILE_HEADS > 8)
 /* Products of a layer, in their order. */
@@ -66,8 +68,8 @@ constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUM
 #define MERGED_AT (INNER_AT + ROOM_OF(INNER))
 #define LOGITS_AT (MERGED_AT + (MERGED ? ROOM_OF(HEADS * HEAD) : 0))
 #define LAYER_BYTES (LOGITS_AT + ROOM_OF(2 * EXPERTS))
-/* All layers, and with POST_NORMS the result of the last MLP. */
-#define EXCHANGE_END(layers) ((i64)(layers) * LAYER_BYTES + (POST_NORMS ? ROOM_OF(HIDDEN) : 0))
+/* All layers, and with POST_NORMS the result of the last MLP. Results that are summed over ranks are elsewhere (ranks.cuh). */
+#define EXCHANGE_END(layers) ((i64)(layers) * LAYER_BYTES + (POST_NORMS && RANKS == 1 ? ROOM_OF(HIDDEN) : 0))
 /* Floats of a layer's attention splits. */
 #define PARTIAL_FLOATS (KV_HEADS * PARTS_OF_GROUP * SPLITS * TILE_HEADS * VALUE_ROW)
 /* Shared memory after the ring. Attention uses the memory after its own result, which holds inputs of other products otherwise. */
@@ -89,12 +91,12 @@ constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUM
 #define MOST_SUMS LARGER(LARGER(LARGER(SUMS_OF_TILE(0), SUMS_OF_TILE(1)), LARGER(SUMS_OF_TILE(2), SUMS_OF_TILE(3))), EXPERTS ? SUMS_OF_TILE(4) : 0)
 #define BARRIERS_AT (SUMS_AT + WARPS * MOST_SUMS * 4)
 #define TABLE_AT (BARRIERS_AT + ROUNDED(RING_SLOTS * 16))
-/* With additional operands of layers, their table; with norms after attention and MLP, the token. */
+/* With additional operands of layers, their table; if blocks keep the token, the token. */
 #define EXTRAS (POST_NORMS || KINDS > 1)
 #define EXTRA_TABLE_AT (TABLE_AT + ROUNDED(TABLE_LAYERS * (int)sizeof(Layer)))
 #define TOKEN_AT (EXTRA_TABLE_AT + (EXTRAS ? ROUNDED(TABLE_LAYERS * (int)sizeof(ExtraLayer)) : 0))
 /* With experts: the table of expert layers, with packed integers the router's activations as they are, and the memory of the router. */
-#define EXPERT_TABLE_AT (TOKEN_AT + (POST_NORMS ? ROUNDED(HIDDEN * 2) : 0))
+#define EXPERT_TABLE_AT (TOKEN_AT + (KEEPS_TOKEN ? ROUNDED(HIDDEN * 2) : 0))
 #define PLAIN_AT (EXPERT_TABLE_AT + ROUNDED(TABLE_LAYERS * (int)sizeof(ExpertLayer)))
 #define CHOICE_AT (PLAIN_AT + (BITS ? ROUNDED(HIDDEN * 2) : 0))
 

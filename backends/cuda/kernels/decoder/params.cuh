@@ -104,6 +104,28 @@ static_assert(sizeof(Embedding::position_row_count) == 8 && alignof(decltype(Emb
 static_assert(sizeof(Embedding::alpha) == 4 && alignof(decltype(Embedding::alpha)) == 4, "Embedding as in Rust");
 static_assert(sizeof(Embedding::unused) == 4 && alignof(decltype(Embedding::unused)) == 4, "Embedding as in Rust");
 
+/* The exchange with other ranks: `kernels/decoder/ranks.cuh`. Not read if there are none. */
+struct Ranks {
+    /* The address of this rank's parts in the memory of each rank. */
+    void* to[8];
+    /* The address of the parts of all ranks in this rank's memory. */
+    const void* from;
+    /* The number of results that earlier launches summed. */
+    u32* launched;
+    void* state;
+    /* Whether a wait of the rank has failed. */
+    u32* failed;
+    /* The timeout of waits in nanoseconds. */
+    u64 patience;
+};
+static_assert(sizeof(Ranks) == 104, "Ranks as in Rust");
+static_assert(sizeof(Ranks::to) == 64 && alignof(decltype(Ranks::to)) == 8, "Ranks as in Rust");
+static_assert(sizeof(Ranks::from) == 8 && alignof(decltype(Ranks::from)) == 8, "Ranks as in Rust");
+static_assert(sizeof(Ranks::launched) == 8 && alignof(decltype(Ranks::launched)) == 8, "Ranks as in Rust");
+static_assert(sizeof(Ranks::state) == 8 && alignof(decltype(Ranks::state)) == 8, "Ranks as in Rust");
+static_assert(sizeof(Ranks::failed) == 8 && alignof(decltype(Ranks::failed)) == 8, "Ranks as in Rust");
+static_assert(sizeof(Ranks::patience) == 8 && alignof(decltype(Ranks::patience)) == 8, "Ranks as in Rust");
+
 /* Limits on each SM's weight loads. */
 struct Pacing {
     /* Maximum ring slots in flight. */
@@ -157,10 +179,11 @@ struct Model {
     i64 block_table_columns;
     Embedding embedding;
     Pacing pacing;
+    Ranks ranks;
     /* The rule of the router. */
     RouteRule rule;
 };
-static_assert(sizeof(Model) == 456, "Model as in Rust");
+static_assert(sizeof(Model) == 560, "Model as in Rust");
 static_assert(sizeof(Model::products) == 64 && alignof(decltype(Model::products)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::head_eps) == 8 && alignof(decltype(Model::head_eps)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::head_offsets) == 8 && alignof(decltype(Model::head_offsets)) == 4, "Model as in Rust");
@@ -188,4 +211,5 @@ static_assert(sizeof(Model::block_table) == 8 && alignof(decltype(Model::block_t
 static_assert(sizeof(Model::block_table_columns) == 8 && alignof(decltype(Model::block_table_columns)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::embedding) == 72 && alignof(decltype(Model::embedding)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::pacing) == 16 && alignof(decltype(Model::pacing)) == 4, "Model as in Rust");
+static_assert(sizeof(Model::ranks) == 104 && alignof(decltype(Model::ranks)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::rule) == 48 && alignof(decltype(Model::rule)) == 8, "Model as in Rust");

@@ -60,48 +60,6 @@ __device__ inline float2 sums_of_row(float x, float y, float2* scratch) {
 template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vector& v) { *(Vector*)(to + at * 2) = v; }
 #endif
 
-/* Consecutive elements of the token that a thread normalises together: few, so that many threads take part. */
-#define TOGETHER (BITS ? 8 : HIDDEN <= 2 * MULTIPLIERS ? 2 : HIDDEN <= 4 * MULTIPLIERS ? 4 : 8)
-#define OWN ((HIDDEN + TOGETHER * MULTIPLIERS - 1) / (TOGETHER * MULTIPLIERS))
-struct Some { u32 word[TOGETHER / 2]; };
-
-__device__ inline Some load_some(const void* from) {
-    Some v;
-    if constexpr (TOGETHER == 2) {
-        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v.word[0]) : "l"(from));
-    } else if constexpr (TOGETHER == 4) {
-        asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
-            : "=r"(v.word[0]), "=r"(v.word[TOGETHER / 2 - 1]) : "l"(from));
-    } else {
-        Vector all = load_fresh(from);
-#pragma unroll
-        for (int i = 0; i < TOGETHER / 2; ++i) v.word[i] = all.word[i % 4];
-    }
-    return v;
-}
-__device__ inline bool lacks(const Some& v) {
-    u32 found = 0;
-#pragma unroll
-    for (int i = 0; i < TOGETHER / 2; ++i) found |= (~v.word[i] - 0x00010001u) & v.word[i];
-    return found & 0x80008000u;
-}
-__device__ inline float element(const Some& v, int i) {
-    X x = {(u16)(i % 2 ? v.word[i / 2] >> 16 : v.word[i / 2] & 0xffffu)};
-    return widen(x);
-}
-/* Loads parameters of a norm. */
-template <typename T> __device__ inline void load_together(const T* from, float missing, float (&out)[TOGETHER]) {
-#pragma unroll
-    for (int i = 0; i < TOGETHER; ++i) out[i] = missing;
-    if (!from) return;
-    if constexpr (TOGETHER == 8) {
-        load_eight(from, out);
-    } else {
-#pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) out[i] = widen(from[i]);
-    }
-}
-
 /* Stages elements of the token that a thread normalises together; with `plain`, which only packed integers need, also as they are. */
 __device__ inline void stage_some(u8* to, int at, const float (&values)[TOGETHER], u8* plain) {
     Some out;
@@ -119,51 +77,17 @@ __device__ inline void stage_some(u8* to, int at, const float (&values)[TOGETHER
     }
 }
 
-/* Stages the normalised token; with `plain`, which only packed integers need, also as it is. */
-__device__ inline void stage_normed(const Product& p, const G* gains, const SHIFT* shifts, const X* x, bool there, u8* to,
-                                    float2* scratch, u8* plain = nullptr) {
-    float gain[OWN][TOGETHER], values[OWN][TOGETHER];
+/* Normalises this thread's elements of the token, and stages them; with `plain`, which only packed integers need, also as they are. */
+__device__ inline void stage_values(const Product& p, const float (&gain)[OWN][TOGETHER], const float (&shift)[OWN][TOGETHER],
+                                    float (&values)[OWN][TOGETHER], u8* to, float2* scratch, u8* plain) {
+    float mean = 0.0f, squares = 0.0f;
 #if NORM == 2
-    float shift[OWN][TOGETHER];
-#endif
-    Some own[OWN];
-#pragma unroll
-    for (int o = 0; o < OWN; ++o) {
-        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
-        own[o] = Some{};
-        /* Every register is set on every path: otherwise the compiler keeps it alive from one layer to the next. */
-        bool has = at < HIDDEN;
-        load_together(has && gains ? gains + at : nullptr, 1.0f, gain[o]);
-#if NORM == 2
-        load_together(has && shifts ? shifts + at : nullptr, 0.0f, shift[o]);
-#endif
-    }
-#pragma unroll
-    for (int o = 0; o < OWN; ++o) {
-        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
-        if (at < HIDDEN) own[o] = load_some(x + at);
-    }
-#pragma unroll
-    for (int o = 0; o < OWN; ++o) {
-        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
-        /* A token from before this launch may equal the sentinel. */
-        for (u32 polls = 0; !there && lacks(own[o]); count_poll(polls, wait_name("token"))) own[o] = load_some(x + at);
-    }
-    float mean = 0.0f, rest = 0.0f, squares = 0.0f;
-#if NORM == 2
-    float sum = 0.0f, left = 0.0f;
-#endif
+    float rest = 0.0f, sum = 0.0f, left = 0.0f;
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
 #pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) {
-            values[o][i] = element(own[o], i);
-#if NORM == 2
-            sum += values[o][i];
-#endif
-        }
+        for (int i = 0; i < TOGETHER; ++i) sum += values[o][i];
     }
-#if NORM == 2
     mean = sum_of_row(sum, (float*)scratch) * (1.0f / HIDDEN);
 #endif
 #pragma unroll
@@ -204,10 +128,48 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
     }
 }
 
-#if POST_NORMS
+/* Loads the weights and biases of a norm. */
+__device__ inline void load_norm(const G* gains, const SHIFT* shifts, float (&gain)[OWN][TOGETHER], float (&shift)[OWN][TOGETHER]) {
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        /* Every register is set on every path: otherwise the compiler keeps it alive from one layer to the next. */
+        bool has = at < HIDDEN;
+        load_together(has && gains ? gains + at : nullptr, 1.0f, gain[o]);
+#if NORM == 2
+        load_together(has && shifts ? shifts + at : nullptr, 0.0f, shift[o]);
+#endif
+    }
+}
+
+#if !KEEPS_TOKEN
+/* Stages the normalised token; with `plain`, which only packed integers need, also as it is. */
+__device__ inline void stage_normed(const Product& p, const G* gains, const SHIFT* shifts, const X* x, bool there, u8* to,
+                                    float2* scratch, u8* plain = nullptr) {
+    float gain[OWN][TOGETHER], shift[OWN][TOGETHER], values[OWN][TOGETHER];
+    Some own[OWN];
+    load_norm(gains, shifts, gain, shift);
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        own[o] = Some{};
+        if (at < HIDDEN) own[o] = load_some(x + at);
+    }
+    /* A token from before this launch may equal the sentinel. */
+    if (!there) await_some((const u8*)x, own, wait_name("token"));
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) values[o][i] = element(own[o], i);
+    }
+    stage_values(p, gain, shift, values, to, scratch, plain);
+}
+#endif
+
+#if KEEPS_TOKEN
 /*
- * With POST_NORMS every block keeps the token in shared memory, and adds results of attention and MLP to it once they are normalised. A
- * thread always has the same elements, those it normalises.
+ * With KEEPS_TOKEN every block keeps the token in shared memory, and adds results of attention and MLP to it: once they are normalised,
+ * with POST_NORMS, and the sums of all ranks, with RANKS. A thread always has the same elements, those it normalises.
  */
 __device__ inline u8* token_at(int o) {
     return memory + TOKEN_AT + (threadIdx.x + o * MULTIPLIERS) * (TOGETHER * 2);
@@ -233,32 +195,52 @@ __device__ inline void take_token(const X* x) {
     }
 }
 
-/* The token with the normalised result of a product added, rounded; in shared memory too. */
-__device__ inline void add_result(const Product& p, const G* gains, const X* result, float (&values)[OWN][TOGETHER], float* scratch) {
-    float gain[OWN][TOGETHER];
+/* Waits for this thread's elements of a result, which begins at `result`. */
+__device__ inline void take_result(const Model& m, const u8* result, float (&values)[OWN][TOGETHER]) {
+#if RANKS > 1
+    add_parts(m.ranks, result, values);
+#else
     Some own[OWN];
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
         int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
         own[o] = Some{};
-        load_together(at < HIDDEN ? gains + at : nullptr, 1.0f, gain[o]);
-        if (at < HIDDEN) own[o] = load_some(result + at);
+        if (at < HIDDEN) own[o] = load_some(result + at * 2);
     }
+    await_some(result, own, wait_name("result"));
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
-        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
-        for (u32 polls = 0; lacks(own[o]); count_poll(polls, wait_name("result"))) own[o] = load_some(result + at);
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) values[o][i] = element(own[o], i);
     }
+#endif
+}
+
+/* The token with the result of a product added, rounded; in shared memory too. With POST_NORMS the result is normalised before. */
+__device__ inline void add_result(const Model& m, const Product& p, const G* gains, const u8* result, float (&values)[OWN][TOGETHER],
+                                  float* scratch) {
+#if POST_NORMS
+    float gain[OWN][TOGETHER];
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        load_together(at < HIDDEN ? gains + at : nullptr, 1.0f, gain[o]);
+    }
+#endif
+    take_result(m, result, values);
+#if POST_NORMS
     float scale = rsqrtf(mean_square(values, scratch) + p.eps);
+#endif
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
         if ((threadIdx.x + o * MULTIPLIERS) * TOGETHER >= HIDDEN) break;
         Some token = *(const Some*)token_at(o);
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
-            values[o][i] = element(token, i) + p.alpha * (values[o][i] * scale * (gain[o][i] + p.weight_offset));
+#if POST_NORMS
+            values[o][i] *= scale * (gain[o][i] + p.weight_offset);
+#endif
+            values[o][i] = element(token, i) + p.alpha * values[o][i];
         }
 #pragma unroll
         for (int i = 0; i < TOGETHER / 2; ++i) token.word[i] = pair_of(values[o][2 * i], values[o][2 * i + 1]);
@@ -270,15 +252,19 @@ __device__ inline void add_result(const Product& p, const G* gains, const X* res
 
 /*
  * Adds the result of attention (P is UP) or of the MLP before (P is INPUT) to the token, and stages the normalised token for product P
- * if this block has tiles of it.
+ * if this block has tiles of it. Of `scratch` both norms use a part.
  */
 template <int P>
-__device__ inline void stage_token(const Model& m, const Layer& layer, const G* post_norm, const X* result, bool has_result, bool stages,
-                                   float* scratch) {
-    float gain[OWN][TOGETHER], values[OWN][TOGETHER];
-    const G* gains = layer.norm_weights[P / 2];
+__device__ inline void stage_token(const Model& m, const Layer& layer, const G* post_norm, const u8* result, bool has_result, bool stages,
+                                   float2* scratch, u8* plain = nullptr) {
+    float gain[OWN][TOGETHER], shift[OWN][TOGETHER], values[OWN][TOGETHER];
+    float2* before = POST_NORMS ? scratch + P / 2 * WARPS : scratch;
+#if RANKS > 1
+    /* Their trip is over before that of the other ranks' parts. */
+    load_norm(layer.norm_weights[P / 2], layer.norm_biases[P / 2], gain, shift);
+#endif
     if (has_result) {
-        add_result(m.products[P == UP ? OUTPUT : DOWN], post_norm, result, values, scratch);
+        add_result(m, m.products[P == UP ? OUTPUT : DOWN], post_norm, result, values, (float*)before);
     } else {
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {
@@ -290,37 +276,30 @@ __device__ inline void stage_token(const Model& m, const Layer& layer, const G* 
     }
     if (!stages) return;
     const Product& p = m.products[P];
-    float scale = 1.0f;
-#if NORM
+#if !NORM
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
         int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
-        load_together(at < HIDDEN ? gains + at : nullptr, 1.0f, gain[o]);
+        if (at < HIDDEN) stage_some(memory + ACTIVATIONS_AT, at, values[o], plain);
     }
-    scale = rsqrtf(mean_square(values, scratch + WARPS) + p.eps);
+#else
+#if RANKS == 1
+    load_norm(layer.norm_weights[P / 2], layer.norm_biases[P / 2], gain, shift);
 #endif
-#pragma unroll
-    for (int o = 0; o < OWN; ++o) {
-        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
-        if (at >= HIDDEN) break;
-#if NORM
-#pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) values[o][i] = values[o][i] * scale * (gain[o][i] + p.weight_offset);
+    stage_values(p, gain, shift, values, memory + ACTIVATIONS_AT, POST_NORMS ? (float2*)((float*)before + WARPS) : before, plain);
 #endif
-        stage_some(memory + ACTIVATIONS_AT, at, values[o], nullptr);
-    }
 }
 
 /* Adds the result of the last MLP to the token, and writes it. */
-__device__ inline void leave_token(const Product& p, const G* post_norm, const X* result, X* y, float* scratch) {
+__device__ inline void leave_token(const Model& m, const G* post_norm, const u8* result, float* scratch) {
     float values[OWN][TOGETHER];
-    add_result(p, post_norm, result, values, scratch);
+    add_result(m, m.products[DOWN], post_norm, result, values, scratch);
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
         int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
         if (at >= HIDDEN) break;
 #pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) y[at + i] = narrow<X>(values[o][i]);
+        for (int i = 0; i < TOGETHER; ++i) m.y[at + i] = narrow<X>(values[o][i]);
     }
 }
 #endif

@@ -8,8 +8,10 @@ use super::members::Members;
 use crate::driver::{context::Context, raw::Raw};
 use cudarc::driver::sys;
 use dsrun_core::{Code, Error, Result};
-use std::{fmt, ptr, sync::Arc};
+use std::{fmt, ptr, sync::Arc, time::Duration};
 
+/// How long a kernel waits for another rank to reach the same collective.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// The maximum number of ranks of an exchange.
 pub(crate) const MAX_RANKS: usize = 8;
 /// The maximum number of blocks of a kernel that exchanges data. Small, because the blocks of all ranks that share a GPU have to
@@ -26,6 +28,15 @@ pub(crate) const CHUNK_BLOCKS: usize = 96;
 pub(crate) const CHUNK_BLOCKS_AT_ONCE: usize = 3;
 /// Rounds that a rank may send before the receiver has taken the first.
 pub(crate) const CREDITS: usize = 4;
+
+/// Bytes of a rank's part of a result that the ranks of a decoder sum in its launch.
+pub(crate) const PART_BYTES: usize = 16 << 10;
+/// The number of such results that have places of their own; later ones have them again. `kernels/decoder/ranks.cuh` says why they
+/// suffice.
+pub(crate) const RESULT_SETS: usize = 16;
+
+/// Each byte of a part that has not arrived.
+pub(crate) const NO_PART: u8 = 0xff;
 
 /// Bytes of a packet.
 const PACKET: usize = 16;
@@ -44,6 +55,11 @@ const COUNTS: usize = BLOCKS * size_of::<u32>();
 
 /// Bytes of the probe that ranks write to each other to test peer access.
 const PROBE: usize = 4096;
+
+/// A timeout as kernels take it.
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
 
 /// The probe pattern of a rank.
 fn probe(rank: usize) -> Vec<u8> {
@@ -107,9 +123,20 @@ impl Places {
         self.chunks(self.ranks)
     }
 
+    /// The parts of results that a rank has a part of, in sets of one of each rank.
+    fn parts(self, from: usize) -> usize {
+        let start = (self.chunk_counts() + CHUNK_BLOCKS * size_of::<u32>()).next_multiple_of(PART_BYTES);
+        start + from * PART_BYTES
+    }
+
+    /// The counter of such results.
+    fn results(self) -> usize {
+        self.parts(self.ranks * RESULT_SETS)
+    }
+
     /// The bytes of the mailbox.
     fn bytes(self) -> usize {
-        self.chunk_counts() + CHUNK_BLOCKS * size_of::<u32>()
+        self.results() + size_of::<u32>()
     }
 }
 
@@ -134,8 +161,7 @@ pub(crate) struct Mailbox {
     /// The device address of the state.
     state_address: u64,
     places: Places,
-    /// The blocks of an all-reduce in chunks that are resident on the GPU at once.
-    chunk_blocks: usize,
+    multiprocessors: usize,
 }
 
 impl fmt::Debug for Mailbox {
@@ -172,6 +198,9 @@ impl Mailbox {
             // SAFETY: the memory is `bytes` long. What is pinned is as long as it is said to be, and is written only if it was allocated.
             unsafe {
                 context.check(sys::cuMemsetD8_v2(memory, 0, bytes), "clearing memory")?;
+                let (parts, part_bytes) =
+                    (memory + places.parts(0) as u64, places.results() - places.parts(0));
+                context.check(sys::cuMemsetD8_v2(parts, NO_PART, part_bytes), "clearing memory")?;
                 context.check(sys::cuCtxSynchronize(), "waiting for memory to be cleared")?;
                 let status = sys::cuMemHostAlloc(&raw mut state, size_of::<State>(), flags);
                 context.check(status, "pinning host memory")?;
@@ -188,7 +217,7 @@ impl Mailbox {
             state: Raw(state.cast()),
             state_address,
             places,
-            chunk_blocks: multiprocessors * CHUNK_BLOCKS_AT_ONCE,
+            multiprocessors,
         };
         made.map(|()| mailbox)
     }
@@ -264,7 +293,7 @@ impl Exchange {
         self.mailboxes.iter().all(|mailbox| {
             let device = mailbox.context.device();
             let sharing = self.mailboxes.iter().filter(|other| other.context.device() == device).count();
-            sharing * CHUNK_BLOCKS <= mailbox.chunk_blocks
+            sharing * CHUNK_BLOCKS <= mailbox.multiprocessors * CHUNK_BLOCKS_AT_ONCE
         })
     }
 
@@ -295,6 +324,25 @@ impl Exchange {
         let to = std::array::from_fn(|rank| self.mailboxes.get(rank).map_or(0, at));
         let [from, counts] = [own.places.chunks(0), own.places.chunk_counts()];
         (to, own.memory + from as u64, own.memory + counts as u64)
+    }
+
+    /// The addresses for results that are summed in a decoder's launch: this rank's parts in each rank's mailbox, the parts of all
+    /// ranks in its own, and the counter of results.
+    pub(crate) fn parts(&self) -> ([u64; MAX_RANKS], u64, u64) {
+        let own = self.own();
+        let at = |mailbox: &Arc<Mailbox>| mailbox.memory + mailbox.places.parts(self.rank) as u64;
+        let to = std::array::from_fn(|rank| self.mailboxes.get(rank).map_or(0, at));
+        (to, own.memory + own.places.parts(0) as u64, own.memory + own.places.results() as u64)
+    }
+
+    /// Whether all ranks have GPUs of their own and of one kind, so that all of them decide alike which calls run in one launch.
+    pub(crate) fn is_even(&self) -> bool {
+        let kind = self.own().multiprocessors;
+        let alone = |mailbox: &Arc<Mailbox>| {
+            let device = mailbox.context.device();
+            self.mailboxes.iter().filter(|other| other.context.device() == device).count() == 1
+        };
+        self.mailboxes.iter().all(|mailbox| mailbox.multiprocessors == kind && alone(mailbox))
     }
 
     /// The state shared by kernels and the host.
@@ -416,7 +464,11 @@ mod tests {
                 assert!(start.is_multiple_of(PACKET));
                 end = start + bytes;
             }
-            assert_eq!(end, places.bytes());
+            // Parts are aligned to their size.
+            assert!(places.parts(0) - end < PART_BYTES && places.parts(0).is_multiple_of(PART_BYTES));
+            assert_eq!(places.parts(ranks), places.parts(0) + ranks * PART_BYTES);
+            assert_eq!(places.results() - places.parts(0), RESULT_SETS * ranks * PART_BYTES);
+            assert_eq!(places.bytes(), places.results() + size_of::<u32>());
         }
     }
 }

@@ -81,15 +81,22 @@ const UNITS: &[Unit] = &[
     ),
     unit!("norm/norm.cu", "norm/norm_params.cuh"),
     unit!("cache/cache.cu", "cache/cache_params.cuh"),
-    unit!("collective/copy.cu", "collective/exchange.cuh", "collective/copy_params.cuh"),
+    unit!(
+        "collective/copy.cu",
+        "collective/patience.cuh",
+        "collective/exchange.cuh",
+        "collective/copy_params.cuh"
+    ),
     unit!(
         "collective/reduce.cu",
+        "collective/patience.cuh",
         "collective/exchange.cuh",
         "collective/reduce_params.cuh",
         "collective/reduce.cuh"
     ),
     unit!(
         "collective/chunks.cu",
+        "collective/patience.cuh",
         "collective/exchange.cuh",
         "collective/reduce_params.cuh",
         "collective/reduce.cuh"
@@ -156,11 +163,14 @@ const UNITS: &[Unit] = &[
         "linear/digits.cuh",
         "experts/rule.cuh",
         "experts/choose.cuh",
+        "collective/patience.cuh",
         "decoder/params.cuh",
         "decoder/model.cuh",
         "decoder/exchange.cuh",
         "decoder/weights.cuh",
         "decoder/packed.cuh",
+        "decoder/together.cuh",
+        "decoder/ranks.cuh",
         "decoder/stage.cuh",
         "decoder/attend.cuh"
     ),

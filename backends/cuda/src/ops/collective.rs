@@ -20,7 +20,7 @@ use std::{any::Any, sync::Arc};
 pub(super) use by_peers::{all_specs, params_headers};
 
 /// The group of a collective.
-fn comm(call: &CallDesc) -> Result<Arc<CudaComm>> {
+pub(super) fn comm(call: &CallDesc) -> Result<Arc<CudaComm>> {
     let comm = call.comm.as_ref().ok_or_else(|| Error::invalid("is missing").at("comm"))?;
     let any: Arc<dyn Any + Send + Sync> = comm.clone();
     any.downcast().map_err(|_| Error::invalid("is a group of another backend").at("comm"))

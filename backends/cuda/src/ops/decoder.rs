@@ -5,6 +5,9 @@
 //! residual. Its results are the key and value caches of all layers and the hidden state after the last one. Intermediate
 //! results are in the launch's own memory and are never written to tensors.
 //!
+//! Layers that are split over ranks sum the results of attention and MLP over them; the launches of the ranks then exchange parts of
+//! these results while they run.
+//!
 //! Small models gain most: their layers take longer to launch than their weights take to read.
 
 mod body;
@@ -12,6 +15,7 @@ mod experts;
 mod pacing;
 mod params;
 mod product;
+mod ranks;
 mod shape;
 
 use super::{
@@ -31,6 +35,7 @@ use body::{Attention, Body, Embedding, Layer};
 use dsrun_core::{DType, Error, Result, WeightFormat, kernels::CallDesc, region::Region};
 pub(crate) use params::params_header;
 use product::PRODUCTS;
+use ranks::Ranks;
 use shape::{Shape, TileConfig};
 
 /// The source of the kernel.
@@ -53,7 +58,7 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
     if device.shared {
         return Err(refused("it needs a whole GPU, which kernels of another rank share"));
     }
-    let shape = Shape::of(&body, call)?;
+    let (ranks, shape) = (Ranks::of(&body, call)?, Shape::of(&body, call)?);
     let tiles = shape.tiles(device).ok_or_else(|| refused("they do not fit its blocks"))?;
     if let Some(embedding) = &body.embedding {
         check_embedding(embedding, &shape, call)?;
@@ -83,6 +88,9 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
                 context.write(at(memory.expert_table), &experts.into_iter().collect::<Result<Vec<_>>>()?)?;
             }
             let (mut model, function) = (model(&body, &memory, frame)?, only(functions)?);
+            if let Some(ranks) = &ranks {
+                model.ranks = ranks.params()?;
+            }
             let launch = |model: &params::Model, extents: [Vec<u64>; 2]| {
                 let [tokens, sequences] = extents.map(|counts| ExtentParams::new(1, counts));
                 let parameters =
@@ -94,7 +102,8 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
                 None => {
                     let measured = |model: &params::Model| launch(model, [Vec::new(), Vec::new()]);
                     let bytes = shape.hidden * shape.dtype.bytes();
-                    pacing::tuned(context, &device, &question, &model, bytes, &measured)
+                    let ranks = ranks.as_ref().map_or(1, Ranks::count);
+                    pacing::tuned(context, &device, &question, &model, [bytes, ranks], &measured)
                 }
             };
             Ok(launch(&model, extents(&body, frame)?).into_iter().collect())

@@ -1,7 +1,8 @@
 //! The neighbour rule: calls of a segment that use each other's results may become one launch.
 //!
-//! The rule ignores tiles: the device decides whether one launch can synchronise between the calls. A call of a region may read
-//! what another call of it updates in place, because the calls of a region are ordered.
+//! The rule ignores tiles: the device decides whether one launch can synchronise between the calls, and between ranks if one of the
+//! calls is a collective. A call of a region may read what another call of it updates in place, because the calls of a region are
+//! ordered.
 
 use super::Run;
 use dsrun_core::program::{Lane, Program, ValueId};
@@ -34,8 +35,7 @@ impl Run for Neighbours<'_> {
         let joins = connected
             && self.calls < MAX_CALLS
             && first == node.segment
-            && node.lane == Lane::Compute
-            && node.call.op.mesh_axis().is_none();
+            && (node.lane == Lane::Compute || node.lane == Lane::usual(&node.call.op));
         if joins {
             self.calls += 1;
             self.made.extend(&node.call.results);

@@ -4,8 +4,8 @@ use super::Planes;
 use crate::{
     arch::crossover::{Algorithm, algorithm},
     collective::{
-        BLOCKS, CHUNK_BLOCKS, CHUNK_BLOCKS_AT_ONCE, CREDITS, CudaComm, DEPTH, Exchange, MAX_RANKS, THREADS,
-        chunk_depth,
+        BLOCKS, CHUNK_BLOCKS, CHUNK_BLOCKS_AT_ONCE, CREDITS, CudaComm, DEPTH, Exchange, MAX_RANKS, PATIENCE,
+        THREADS, chunk_depth, nanoseconds,
     },
     driver::{
         kernel_spec::KernelSpec,
@@ -29,8 +29,6 @@ use std::{sync::Arc, time::Duration};
 
 /// Bytes of data in a packet.
 pub(super) const UNIT_BYTES: usize = 8;
-/// How long a kernel waits for another rank to reach the same collective.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// How long it waits for a message, or for a free buffer to send one: the other rank may have to compute first.
 const MESSAGE_PATIENCE: Duration = Duration::from_secs(200);
 
@@ -241,10 +239,6 @@ pub(super) fn plan(call: &CallDesc, planes: Planes, comm: &Arc<CudaComm>) -> Res
         let parameters = parameters(kernel, &planes, frame, exchange, comm.rank(), depths)?;
         Ok(LaunchOp::kernel(function, [blocks, 1, 1], THREADS, parameters))
     }))
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn parameters(

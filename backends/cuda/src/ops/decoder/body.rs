@@ -6,7 +6,8 @@ use crate::ops::{
     gemm::fused_linear::{Epilogue, FusedLinear, Heads, Norm, RopeParams},
 };
 use dsrun_core::{
-    op::{Add, AttentionMask, Embed, GateLayout, Op, PagedAttention, RopePairing},
+    op::{Add, AllReduce, AttentionMask, Embed, GateLayout, Op, PagedAttention, Reduction, RopePairing},
+    program::Call,
     region::Region,
 };
 
@@ -54,6 +55,8 @@ pub(super) struct Layer {
     pub(super) experts: Option<Experts>,
     /// The norms of the results of attention and MLP, before they are added to the residual.
     pub(super) post_norms: Option<[Norm; 2]>,
+    /// Whether these results are summed over ranks first.
+    pub(super) summed: bool,
 }
 
 /// What the attention of a layer may share with some of the others only: window, scale and rotary embedding.
@@ -165,16 +168,17 @@ impl Layer {
             return None;
         };
         let (attention, attended) = Attention::read(reader, [query, keys, values])?;
-        let Sum { product: output, norm: output_norm, result: middle } = Sum::read(reader, attended, x)?;
+        let Sum { product: output, norm: output_norm, summed, result: middle } =
+            Sum::read(reader, attended, x)?;
         let mut dense = *reader;
-        let (up, down, down_norm, experts, y) = match Self::read_mlp(&mut dense, middle) {
-            Some((up, Sum { product, norm, result })) => {
+        let (up, down, down_norm, down_summed, experts, y) = match Self::read_mlp(&mut dense, middle) {
+            Some((up, Sum { product, norm, summed, result })) => {
                 *reader = dense;
-                (up, product, norm, None, result)
+                (up, product, norm, summed, None, result)
             }
             None => {
-                let (up, down, experts, y) = Experts::read(reader, middle)?;
-                (up, down, None, experts, y)
+                let (up, down, experts, summed, y) = Experts::read(reader, middle)?;
+                (up, down, None, summed, experts, y)
             }
         };
         let post_norms = match (output_norm, down_norm) {
@@ -190,8 +194,8 @@ impl Layer {
         let rotated = heads.rope.is_none_or(|rope| rope.pairing == RopePairing::Halves);
         let quantised = [&input, &output, &up, &down].iter().any(|product| product.scales.is_some());
         let flows = (input.x, up.x) == (x, middle);
-        let taken = normed && rotated && !quantised && flows;
-        let layer = Self { input, heads, attention, output, up, down, experts, post_norms };
+        let taken = normed && rotated && !quantised && flows && summed == down_summed;
+        let layer = Self { input, heads, attention, output, up, down, experts, post_norms, summed };
         taken.then_some((layer, [keys, values], y))
     }
 
@@ -263,36 +267,57 @@ impl Layer {
         };
         attention(self) == attention(other)
             && post_norms(self) == post_norms(other)
+            && self.summed == other.summed
             && heads(self) == heads(other)
             && experts(self) == experts(other)
             && products.into_iter().all(alike)
     }
 }
 
-/// A product, optionally with the norm of its result, and the residual sum.
+/// A product, optionally with the sum of its result over ranks and the norm of that, and the residual sum.
 struct Sum {
     product: FusedLinear,
+    summed: bool,
     norm: Option<Norm>,
     result: usize,
 }
 
 impl Sum {
-    /// Reads a product of `x` that is added to `residual`. The epilogue of the product is the sum even if a norm is between them.
+    /// Reads a product of `x` that is added to `residual`. The epilogue of the product is the residual sum, even if something is
+    /// between them.
     fn read(reader: &mut BodyReader<'_>, x: usize, residual: usize) -> Option<Self> {
         let (mut product, results) = FusedLinear::read(reader)?;
-        let (mut norm, mut result) = (None, *results.first()?);
+        let (mut norm, mut summed, mut result) = (None, false, *results.first()?);
         if let Epilogue::Nothing = product.epilogue {
-            let (read, of, normed) = Norm::read(reader)??;
+            if let Some(sum) = read_sum_over_ranks(reader, result) {
+                (summed, result) = (true, sum);
+            }
+            let mut behind = *reader;
+            if let Some((read, of, normed)) = Norm::read(&mut behind).flatten() {
+                if of != result {
+                    return None;
+                }
+                (norm, result, *reader) = (Some(read), normed, behind);
+            }
             let (add, operands, sum) = read_add(reader)?;
-            if of != result || operands[1] != normed {
+            if operands[1] != result || !summed && norm.is_none() {
                 return None;
             }
             product.epilogue = Epilogue::Sum(add, operands[0]);
-            (norm, result) = (Some(read), sum);
+            result = sum;
         }
         let added = matches!(product.epilogue, Epilogue::Sum(_, other) if other == residual);
-        (product.x == x && added && product.norm.is_none()).then_some(Self { product, norm, result })
+        (product.x == x && added && product.norm.is_none()).then_some(Self { product, summed, norm, result })
     }
+}
+
+/// Reads the sum of `x` over the ranks of a group, and returns it.
+pub(super) fn read_sum_over_ranks(reader: &mut BodyReader<'_>, x: usize) -> Option<usize> {
+    let of_x = |call: &Call| value(call, 0) == Some(x);
+    let next = reader.peek().filter(|call| of_x(call))?;
+    matches!(next.op, Op::AllReduce(AllReduce { reduction: Reduction::Sum, .. })).then_some(())?;
+    let ((), call) = reader.take(|_| Some(()))?;
+    made(call, 0)
 }
 
 impl Attention {

@@ -1,6 +1,7 @@
 //! Decoder layers whose MLP is a mixture of experts.
 
 use super::{
+    body::read_sum_over_ranks,
     product::{OUTPUTS, packing},
     refused,
 };
@@ -31,21 +32,22 @@ pub(super) struct Experts {
 
 impl Experts {
     /// Reads a mixture of experts with input `middle`, including the preceding norm and router product and the following residual
-    /// sum. Returns both halves of the MLP, the router, and the result.
+    /// sum. Returns both halves of the MLP, the router, whether the result is summed over ranks, and the residual sum.
     pub(super) fn read(
         reader: &mut BodyReader<'_>,
         middle: usize,
-    ) -> Option<(FusedLinear, FusedLinear, Option<Self>, usize)> {
+    ) -> Option<(FusedLinear, FusedLinear, Option<Self>, bool, usize)> {
         let (norm, x, normed) = Norm::read(reader)??;
         let (linear, product) = reader.take(|op| if let Op::Linear(op) = op { Some(*op) } else { None })?;
         let mixture = Mixture::read(reader)?;
+        let over_ranks = read_sum_over_ranks(reader, mixture.result);
         let (add, sum) = reader.take(|op| if let Op::Add(op) = op { Some(*op) } else { None })?;
         let [logits, bias, selection_bias, scale, chosen] = mixture.router;
         let layers = [mixture.gate, mixture.up, mixture.down];
         let flows = (x, mixture.x) == (middle, normed)
             && value(product, 0) == Some(normed)
             && logits == made(product, 0)
-            && [value(sum, 0), value(sum, 1)] == [Some(middle), Some(mixture.result)];
+            && [value(sum, 0), value(sum, 1)] == [Some(middle), over_ranks.or(Some(mixture.result))];
         let absent = [value(product, 2), value(sum, 2), value(sum, 3), chosen];
         let plain = absent.into_iter().chain(layers.map(|layer| layer.bias)).all(|value| value.is_none());
         let taken = flows
@@ -74,7 +76,7 @@ impl Experts {
             vectors: [bias, selection_bias, scale],
             second: mixture.up.weight,
         };
-        taken.then_some((up, down, Some(experts), made(sum, 0)?))
+        taken.then_some((up, down, Some(experts), over_ranks.is_some(), made(sum, 0)?))
     }
 
     /// The router's configuration; `None` if there are too many experts.

@@ -4,7 +4,7 @@
 //! bytes at a time, and large ones request at the rate of memory. The best setting depends on the device and the shape; it is
 //! measured when the layers are first bound, with their own weights.
 
-use super::params;
+use super::{params, ranks};
 use crate::{
     arch::{DeviceSpec, tuner},
     driver::{context::Context, kernel_struct::kernel_struct, launch::LaunchOp, raw::RawStream},
@@ -59,20 +59,21 @@ kernel_struct! {
     }
 }
 
-/// The fastest pacing for these layers. `launch` makes a launch for given parameters; the measurement does not change the real
-/// token, its cache or its results.
+/// The fastest pacing for these layers, of whose ranks this one plays all. `launch` makes a launch for given parameters; the measurement
+/// does not change the real token, its cache or its results.
 pub(super) fn tuned(
     context: &Context,
     device: &DeviceSpec,
     question: &str,
     model: &Model,
-    hidden_bytes: usize,
+    [hidden_bytes, ranks]: [usize; 2],
     launch: &dyn Fn(&Model) -> Option<LaunchOp>,
 ) -> Pacing {
     let candidates = candidates();
     let best = (|| {
         let token = hidden_bytes.next_multiple_of(256);
-        let memory = context.allocate(2 * token + size_of::<MeasuredToken>())?;
+        let parts = (2 * token + size_of::<MeasuredToken>()).next_multiple_of(256);
+        let memory = context.allocate(parts + ranks::bytes_alone(ranks))?;
         let at = |offset: usize| memory + (2 * token + offset) as u64;
         let measured = MeasuredToken {
             start: 0,
@@ -93,6 +94,7 @@ pub(super) fn tuned(
             block_table: at(20),
             block_table_columns: PAGES as i64,
             embedding: params::Embedding::default(),
+            ranks: ranks::alone(model.ranks, ranks, memory + parts as u64, context)?,
             ..*model
         };
         let run = |index: usize, stream: RawStream| {

@@ -1,6 +1,7 @@
 //! Parameters of the decoder kernel.
 
 use crate::{
+    collective::MAX_RANKS,
     driver::kernel_struct::{Pointer, declaration, header, kernel_struct},
     ops::{
         experts::{RouteRule, RouterVectors},
@@ -90,6 +91,23 @@ kernel_struct! {
 }
 
 kernel_struct! {
+    /// The exchange with other ranks: `kernels/decoder/ranks.cuh`. Not read if there are none.
+    pub(super) struct Ranks {
+        /// The address of this rank's parts in the memory of each rank.
+        pub(super) to: [Pointer; MAX_RANKS] = "void*",
+        /// The address of the parts of all ranks in this rank's memory.
+        pub(super) from: Pointer = "const void*",
+        /// The number of results that earlier launches summed.
+        pub(super) launched: Pointer = "u32*",
+        pub(super) state: Pointer = "void*",
+        /// Whether a wait of the rank has failed.
+        pub(super) failed: Pointer = "u32*",
+        /// The timeout of waits in nanoseconds.
+        pub(super) patience: u64 = "u64",
+    }
+}
+
+kernel_struct! {
     /// Limits on each SM's weight loads.
     pub(super) struct Pacing {
         /// Maximum ring slots in flight.
@@ -140,6 +158,7 @@ kernel_struct! {
         pub(super) block_table_columns: i64 = "i64",
         pub(super) embedding: Embedding = "Embedding",
         pub(super) pacing: Pacing = "Pacing",
+        pub(super) ranks: Ranks = "Ranks",
         /// The rule of the router.
         pub(super) rule: RouteRule = "RouteRule",
     }
@@ -156,6 +175,7 @@ pub(crate) fn params_header() -> String {
             declaration::<AttentionKind>(),
             declaration::<Product>(),
             declaration::<Embedding>(),
+            declaration::<Ranks>(),
             declaration::<Pacing>(),
             declaration::<Model>(),
         ],

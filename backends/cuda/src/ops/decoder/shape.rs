@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     arch::DeviceSpec,
+    collective::{PART_BYTES, RESULT_SETS},
     driver::kernel_spec::KernelSpec,
     ops::{gemm::fused_linear::Epilogue, operand, type_name, weight_type},
 };
@@ -30,6 +31,7 @@ const MAX_NARROW_HEAD: usize = 64;
 const MERGED_BY_ALL: usize = 1024;
 /// The maximum number of inputs of a norm: each thread keeps 32 in registers.
 const NORMED_INPUTS: usize = 32 * WARPS * 32;
+const _: () = assert!(NORMED_INPUTS * ELEMENT <= PART_BYTES, "other ranks have room for a result");
 /// The maximum number of query heads of a tile; half as many for large heads.
 const TILE_HEADS: usize = 16;
 /// The maximum number of splits of a sequence's keys.
@@ -91,6 +93,8 @@ pub(super) struct Shape {
     pub(super) kinds: usize,
     /// Whether the results of attention and MLP have norms.
     pub(super) post_norms: bool,
+    /// The number of ranks that these results are summed over.
+    pub(super) ranks: usize,
 }
 
 /// The tile configuration of the kernel.
@@ -336,12 +340,18 @@ impl Shape {
             causal,
             kinds: body.kinds.len(),
             post_norms: layer.post_norms.is_some(),
+            ranks: call.comm.as_ref().map_or(1, |comm| comm.ranks()),
         })
     }
 
     /// Whether layers have additional operands.
     pub(super) fn has_extras(&self) -> bool {
         self.post_norms || self.kinds > 1
+    }
+
+    /// Whether every block keeps the token, because it adds whole results to it.
+    fn keeps_token(&self) -> bool {
+        self.post_norms || self.ranks > 1
     }
 
     /// The capacity of the layer table in shared memory.
@@ -422,7 +432,7 @@ impl Shape {
             } else {
                 0
             }
-            + if self.post_norms { rounded(self.hidden * ELEMENT) } else { 0 }
+            + if self.keeps_token() { rounded(self.hidden * ELEMENT) } else { 0 }
             + (self.kinds - 1) * rounded(self.head / 2 * size_of::<[f32; 2]>())
             + self.experts.map_or(0, |experts| {
                 let table = self.table_layers() * size_of::<params::ExpertLayer>();
@@ -473,6 +483,9 @@ impl Shape {
             ("CAUSAL", usize::from(self.causal)),
             ("KINDS", self.kinds),
             ("POST_NORMS", usize::from(self.post_norms)),
+            ("RANKS", self.ranks),
+            ("RESULT_SETS", RESULT_SETS),
+            ("PART_BYTES", PART_BYTES),
             ("TILE_HEADS", cut.tile_heads),
             ("PARTS_OF_GROUP", self.group / cut.tile_heads),
             ("SPLITS", cut.splits),
@@ -500,9 +513,9 @@ impl Shape {
         KernelSpec::of(super::UNIT, "layers", defines).with_shared(cut.shared).launched_together()
     }
 
-    /// Bytes that blocks exchange after the last layer: the result of its MLP, if that has a norm.
+    /// Bytes that blocks exchange after the last layer: the result of its MLP, if that has a norm and is not summed over ranks.
     pub(super) fn final_exchange(&self) -> usize {
-        if self.post_norms { (self.hidden * ELEMENT).next_multiple_of(256) } else { 0 }
+        if self.post_norms && self.ranks == 1 { (self.hidden * ELEMENT).next_multiple_of(256) } else { 0 }
     }
 
     /// Bytes that blocks exchange in a layer (`LAYER_BYTES` of the kernel), and bytes of the attention splits.

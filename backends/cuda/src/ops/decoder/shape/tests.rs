@@ -29,6 +29,7 @@ fn shape([hidden, inner, kv_heads, group, head]: [usize; 5], gated: bool) -> Sha
         causal: true,
         kinds: 1,
         post_norms: false,
+        ranks: 1,
     }
 }
 
