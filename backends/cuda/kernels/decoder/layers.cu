@@ -68,11 +68,24 @@ __device__ inline float apply(float x) {
 #endif
 }
 
-/* This block's tiles of a product, with the norm in front of it and its epilogue. */
+/* The weight of a norm after attention, 0, or MLP, 1; and where the result is that is added to the token. */
+#if POST_NORMS
+#define POST_NORM_OF(l, which) ((l) < 0 ? nullptr : extras[l].post_norms[which])
+#else
+#define POST_NORM_OF(l, which) ((const G*)nullptr)
+#endif
+#if RANKS > 1
+#define RESULT(number, place) ((const u8*)m.ranks.from + set_of(share.launched, number))
+#else
+#define RESULT(number, place) (place)
+#endif
+
+/* This block's tiles of a product, with the norm in front of it and its epilogue. If blocks keep the token, every block takes the result
+ * in front of the norm, and `post_norm` is the weight of that result's own norm. */
 template <int P>
 __device__ inline void run_product(const Model& m, const Layer& layer, const AttentionKind& kind, const Thread& t, const Share& share, int l,
                                    int& turn, Ring& ring, u32 barriers, u8* mine, const float* partial, const float2* sines,
-                                   float2* scratch) {
+                                   float2* scratch, const G* post_norm = nullptr) {
     constexpr int TILES = TILES_OF[P], RUNS = RUNS_OF[P], RUN = ROWS_OF[P];
     /* Warps that finish a tile together: one for each 8 outputs of its runs. */
     constexpr int FINISHERS = RUN > 8 ? RUN / 8 : 1;
@@ -82,6 +95,13 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
     const Product& p = m.products[P == ROUTER ? UP : P];
     int first = first_of(turn);
     turn = turn_after(turn, TILES);
+#if KEEPS_TOKEN
+    auto stage = [&](bool stages) {
+        const u8* result = RESULT(P == UP ? RESULT_IN(l) : RESULT_BEFORE(l), m.exchange + (i64)l * LAYER_BYTES + (P == UP ? MIDDLE_AT : 0));
+        stage_token<P == UP ? UP : INPUT>(m, layer, post_norm, result, P == UP || l > 0, stages, scratch);
+    };
+    if (P == INPUT && first >= TILES) stage(false);
+#endif
     if (first >= TILES) return;
     /* With packed integers the router has its activations as they are. */
     u8* activations = memory + (P == ROUTER && BITS ? PLAIN_AT : ACTIVATIONS_AT);
@@ -159,10 +179,12 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
         ring.skip(runs);
         factors.take_ahead(t, own_ring, barriers, run < runs);
     }
-    if (P == ROUTER || (EXPERTS && P == UP) || (KEEPS_TOKEN && (P == INPUT || P == UP))) {
-        /* Staged once for the router and the first half of the MLP; or by all blocks, whether they have tiles or not. */
-#if !KEEPS_TOKEN
+    if (P == ROUTER || (EXPERTS && P == UP)) {
+        /* Staged once for the router and the first half of the MLP. */
     } else if (P == INPUT || P == UP) {
+#if KEEPS_TOKEN
+        stage(true);
+#else
         bool there = P == INPUT && l == 0;
         const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
         stage_normed(p, layer.norm_weights[P / 2], layer.norm_biases[P / 2], x, there, activations, scratch);
@@ -310,17 +332,6 @@ __device__ inline int2 first_pages(const Model& m, const Share& share, int warp)
     }
     return pages;
 }
-/* The weight of a norm after attention, 0, or MLP, 1; and where the result is that is added to the token. */
-#if POST_NORMS
-#define POST_NORM_OF(l, which) ((l) < 0 ? nullptr : extras[l].post_norms[which])
-#else
-#define POST_NORM_OF(l, which) ((const G*)nullptr)
-#endif
-#if RANKS > 1
-#define RESULT(number, place) ((const u8*)m.ranks.from + set_of(share.launched, number))
-#else
-#define RESULT(number, place) (place)
-#endif
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Extent sequences, const __grid_constant__ Model m) {
@@ -431,29 +442,24 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         const AttentionKind& kind = m.kinds[0];
         const float2* sines = all_sines[0];
 #endif
-#if KEEPS_TOKEN
-        stage_token<INPUT>(m, layer, POST_NORM_OF(l - 1, 1), RESULT(RESULT_BEFORE(l), mine + base), l > 0, first_of(turn) < TILES_OF[INPUT],
-                           scratch);
-#endif
-        run_product<INPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+        run_product<INPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch, POST_NORM_OF(l - 1, 1));
         if (share.split < share.live) {
             X* merged = (X*)(mine + base + MERGED_AT);
             attend(m, layer, kind, share, (const X*)(mine + base + QUERIES_AT), pages, sines, (float*)(memory + HEADS_AT), partial, merged);
             if (MERGED && share.live > 1) leave_merged(share, partial, merged);
         }
         run_product<OUTPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+#if EXPERTS
 #if KEEPS_TOKEN
-        stage_token<UP>(m, layer, POST_NORM_OF(l, 0), RESULT(RESULT_IN(l), mine + base + MIDDLE_AT), true, true, scratch,
-                        EXPERTS ? memory + PLAIN_AT : nullptr);
-#elif EXPERTS
+        stage_token<UP>(m, layer, POST_NORM_OF(l, 0), RESULT(RESULT_IN(l), mine + base + MIDDLE_AT), true, true, scratch, memory + PLAIN_AT);
+#else
         stage_normed(m.products[UP], layer.norm_weights[1], layer.norm_biases[1], (const X*)(mine + base + MIDDLE_AT), false,
                      memory + ACTIVATIONS_AT, scratch, memory + PLAIN_AT);
 #endif
-#if EXPERTS
         meet();
         run_product<ROUTER>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
 #endif
-        run_product<UP>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+        run_product<UP>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch, POST_NORM_OF(l, 0));
         if (l > 0) {
             /* No block reads the previous layer any more. */
             clear(m.exchange + base - LAYER_BYTES, LAYER_BYTES, ones_at, MULTIPLIERS * GRID);
