@@ -566,6 +566,12 @@ static FAULTS: &[Fault] = &[
         }),
         false => run.right(stream),
     }),
+    run("region_enlarges_sums", |run, stream| match in_region() {
+        true => result(run, stream, "all_reduce", 0, |_, y| {
+            (0..y.count()).for_each(|index| y.set_float(index, y.float(index) * 1.25));
+        }),
+        false => run.right(stream),
+    }),
     run("region_records_another", |run, stream| match in_region() {
         true => result(run, stream, "commit_tokens", 0, flip),
         false => run.right(stream),

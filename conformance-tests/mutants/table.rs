@@ -261,6 +261,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "experts in a region all have the weight of the first",
         "check/replay_decoder_experts",
     ),
+    mutant(
+        "region_enlarges_sums",
+        "sums over ranks are a quarter larger in a region",
+        "check/replay_decoder_ranks",
+    ),
     mutant("region_records_another", "a region records another token than it samples", "check/replay_token"),
     mutant(
         "region_scales_a_part",

@@ -153,6 +153,12 @@ pub const CHECKS: &[Check] = &[
         decoder::region_of_integer_experts
     ),
     check!(
+        "replay_decoder_ranks",
+        "a region of decoder layers whose results are summed over ranks gives the results of its body",
+        None,
+        decoder::region_over_ranks
+    ),
+    check!(
         "replay_token",
         "a region that samples gives the results of its body, and updates the request table in the same way",
         None,

@@ -8,10 +8,10 @@ mod types;
 use dsrun_core::{
     DType,
     op::{
-        Activation, Add, Axis, Broadcast, Cast, GateLayout, GatedActivation, LayerNorm, Linear, MeshAxis,
-        Nonlinearity, Op, OperandType, PageScatter, RmsNorm, Rope, RopePairing,
+        Activation, Add, AllReduce, Axis, Broadcast, Cast, GateLayout, GatedActivation, LayerNorm, Linear,
+        MeshAxis, Nonlinearity, Op, OperandType, PageScatter, Reduction, RmsNorm, Rope, RopePairing,
     },
-    program::{Call, Node, Program, ProgramBuilder, ValueId},
+    program::{Call, Lane, Node, Program, ProgramBuilder, ValueId},
     region::{
         Region,
         well_known::{self, AttentionInput, Heads, Norm},
@@ -38,6 +38,7 @@ fn gated(layout: GateLayout) -> GatedActivation {
     GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0, up_offset: 0.0 }
 }
 
+const SUM: AllReduce = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
 const CAST: Cast = Cast { dtype: DType::F16 };
 /// An op that updates its one operand in place.
 const UPDATE: Broadcast = Broadcast { axis: MeshAxis::Tensor, root: 0 };
@@ -284,6 +285,17 @@ fn lowering_keeps_selected_regions() {
     assert_eq!(error.message(), "lost");
 }
 
+/// A region is a collective if its body has one.
+#[test]
+fn the_axis_of_a_region_is_that_of_its_collectives() {
+    let summed = vec![add([0, 1], 2), call(SUM, [2], [3]), add([0, 3], 4)];
+    let summed = region_op(Region::new("summed", 2, summed, ids([4])).unwrap());
+    assert_eq!(summed.mesh_axis(), Some(MeshAxis::Tensor));
+    assert_eq!(Lane::usual(&summed), Lane::Compute);
+    let plain = region_op(Region::new("plain", 2, vec![add([0, 1], 2)], ids([2])).unwrap());
+    assert_eq!(plain.mesh_axis(), None);
+}
+
 #[test]
 fn equality_ignores_names() {
     let calls = vec![add([0, 1], 2), call(CAST, [2], [3])];
@@ -342,6 +354,8 @@ fn different_bodies_are_different() {
 #[case::use_after_update(1, vec![call(UPDATE, [0], [1]), call(CAST, [0], [2])], vec![1, 2],
     "call 1 uses %0 after it was updated")]
 #[case::result_was_updated(2, vec![add([0, 1], 2), call(UPDATE, [2], [3])], vec![2, 3], "result %2 was updated")]
+#[case::two_axes(1, vec![call(SUM, [0], [1]), call(AllReduce { axis: MeshAxis::Expert, ..SUM }, [1], [2])], vec![2],
+    "the body has collectives over tensor and over expert")]
 #[case::update_is_lost(2, vec![call(UPDATE, [0], [2]), add([1, 2], 3)], vec![3],
     "operand %0 is updated, but its new value is not a result")]
 fn invalid_bodies_are_refused(

@@ -168,23 +168,18 @@ fn forecasts_follow_from_bytes_and_bandwidth() {
     assert!(first > operations && first < 2.0 * operations, "{first} for {operations}");
 }
 
-/// Forecasts are within a tenth of what was measured behind 512 tokens: `docs/src/parallelism.md` has the figures.
+/// Forecasts are within a tenth of what was measured behind 512 tokens, by builds that sum over ranks within the launch of all layers:
+/// `docs/src/parallelism.md` has the figures, and those of four cards and of two H100, which are older.
 #[test]
 fn forecasts_are_close_to_measured_times() {
     let load = Load { requests: 1, context: 1024, prompt: 512 };
     for (preset, device, tp, measured) in [
         ("llama-8b", "h200", 1, 3.64),
-        ("llama-8b", "h200", 2, 2.56),
-        ("llama-8b", "h200", 4, 1.79),
-        ("llama-70b", "h200", 2, 17.74),
-        ("llama-70b", "h200", 4, 10.40),
-        ("qwen3-32b", "h200", 2, 9.54),
-        ("llama-1b", "h200", 2, 0.70),
+        ("llama-8b", "h200", 2, 2.05),
+        ("llama-70b", "h200", 2, 16.8),
+        ("qwen3-32b", "h200", 2, 8.19),
+        ("llama-1b", "h200", 2, 0.44),
         ("llama-8b", "h100", 1, 5.04),
-        ("llama-8b", "h100", 2, 3.27),
-        ("llama-70b", "h100", 2, 24.65),
-        ("qwen3-32b", "h100", 2, 12.5),
-        ("llama-1b", "h100", 2, 0.80),
     ] {
         let hardware = Hardware::named(device).unwrap();
         let options = EngineOptions::default();

@@ -7,9 +7,12 @@ mod support;
 use dsrun_core::{
     BlockFormat, DType, WeightExpr, WeightFormat,
     op::{Op, OperandType},
-    program::{Origin, Program, Value},
+    program::{Call, Lane, Origin, Program, Value},
 };
-use dsrun_engine::passes::shard::{MeshCosts, Pin, ShardPolicy, Sharded, shard};
+use dsrun_engine::passes::{
+    fuse, merge,
+    shard::{MeshCosts, Pin, ShardPolicy, Sharded, shard},
+};
 use dsrun_models::{
     model::Model,
     step::{ProgramOptions, Storage},
@@ -41,6 +44,30 @@ fn sharded(program: &Program, ranks: usize, policy: &ShardPolicy) -> Sharded {
 
 fn count(program: &Program, is: impl Fn(&Op) -> bool) -> usize {
     program.nodes.iter().filter(|node| is(&node.call.op)).count()
+}
+
+/// The number of layers of a region that consists of whole ones, with the sums over ranks of the results of attention and MLP.
+fn summed_layers(call: &Call) -> Option<usize> {
+    let Op::Region(region) = &call.op else { return None };
+    let ops: Vec<&str> = region.calls().iter().map(|call| call.op.name()).collect();
+    let count = |name: &str| ops.iter().filter(|op| **op == name).count();
+    let layers = count("paged_attention");
+    let whole = ops.first() == Some(&"rms_norm") && ops.ends_with(&["all_reduce", "add"]);
+    (whole && layers > 0 && [count("all_reduce"), count("add")] == [2 * layers; 2]).then_some(layers)
+}
+
+/// A device whose launches exchange data with those of other ranks runs all layers of a rank as one.
+#[test]
+fn layers_of_a_rank_merge_with_their_sums_over_ranks() {
+    let program = &sharded(&bf16("llama-1b"), 2, &ShardPolicy::default()).programs[1];
+    let fused = fuse(program, &mut |_, call| {
+        Ok(["attention_input", "mlp_input", "norm_linear"].contains(&call.op.name()))
+    });
+    let merged = merge(&fused.unwrap(), &mut |_, call| Ok(summed_layers(call).is_some())).unwrap();
+    let regions: Vec<(usize, Lane)> =
+        merged.nodes.iter().filter_map(|node| Some((summed_layers(&node.call)?, node.lane))).collect();
+    assert_eq!(regions, [(16, Lane::Compute)], "{merged}");
+    assert_eq!(merged.to_string().parse::<Program>().unwrap(), merged);
 }
 
 /// The numbers of all-reduces, of all-gathers and of all collectives.

@@ -40,4 +40,6 @@ mod properties;
 pub use arch::DeviceSpec;
 pub use device::CudaBackend;
 pub use driver::{compiler, kernel_spec::KernelSpec, library, stream::copy_kernel};
-pub use ops::{exchange_kernel_specs, gemm_table, generated_headers, kernel_specs};
+pub use ops::{
+    exchange_kernel_specs, gemm_table, generated_headers, kernel_specs, summed_decoder_kernel_specs,
+};

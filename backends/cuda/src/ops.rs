@@ -102,6 +102,15 @@ pub fn exchange_kernel_specs() -> Result<Vec<KernelSpec>> {
     collective::all_specs()
 }
 
+/// The kernels of decoder layers whose results are summed over the ranks of the call's group, whatever its backend: a group of this
+/// backend needs several GPUs.
+///
+/// # Errors
+/// If the call is something else, or the kernel does not support its sizes or types.
+pub fn summed_decoder_kernel_specs(call: &ValidCall, device: &DeviceSpec) -> Result<Vec<KernelSpec>> {
+    decoder::summed_specs(call, device)
+}
+
 /// Headers of kernels that are generated from the structs of this crate: the name below `kernels/`, and the text.
 pub fn generated_headers() -> Vec<(String, String)> {
     let shared = ("params.cuh".to_owned(), params::params_header());

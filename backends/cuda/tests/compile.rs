@@ -14,10 +14,11 @@ mod latents;
 #[path = "compile/outlined.rs"]
 mod outlined;
 
-use decoder::decoder_calls;
+use decoder::{decoder_calls, summed_decoder_calls};
 use dsrun_core::{
     BlockFormat, DType, TensorDesc, WeightFormat, WeightType,
     checked::ValidCall,
+    collective::Comm,
     kernels::{CallDesc, OperandDesc},
     op::{
         Activation, Add, Argmax, Attention, AttentionMask, Cast, Columns, CommitTokens, Embed, GateLayout,
@@ -35,6 +36,7 @@ use dsrun_cuda::{
     compiler::{Cache, Compiler},
     copy_kernel, exchange_kernel_specs, kernel_specs,
     library::Library,
+    summed_decoder_kernel_specs,
 };
 use dsrun_test_support::{Missing, Requirement, TestResult, test_main};
 use experts::{expert_calls, mixture_calls};
@@ -44,7 +46,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     env,
     path::Path,
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
 };
 
 test_main![
@@ -82,7 +84,11 @@ fn weight(format: WeightFormat, shape: [usize; 2]) -> Operand {
 }
 
 fn call(op: impl Into<Op>, operands: Vec<Operand>) -> ValidCall {
-    let mut call = CallDesc { op: op.into(), operands, results: Vec::new(), comm: None };
+    call_over(op, operands, None)
+}
+
+fn call_over(op: impl Into<Op>, operands: Vec<Operand>, comm: Option<Arc<dyn Comm>>) -> ValidCall {
+    let mut call = CallDesc { op: op.into(), operands, results: Vec::new(), comm };
     let inferred = call.op.infer(&call.operand_types()).unwrap();
     for (index, inferred) in inferred.iter().enumerate() {
         let shape = inferred.resolve(&|_| None).unwrap();
@@ -479,7 +485,9 @@ fn needed(capability: u32) -> HashSet<KernelSpec> {
     });
     let of_calls =
         calls.iter().flat_map(|call| devices.map(|device| kernel_specs(call, &device).unwrap())).flatten();
-    of_calls.chain([copy_kernel()]).chain(exchange_kernel_specs().unwrap()).collect()
+    let summed: Vec<_> = if capability >= 90 { summed_decoder_calls().collect() } else { Vec::new() };
+    let of_layers = summed.iter().flat_map(|call| summed_decoder_kernel_specs(call, &devices[0]).unwrap());
+    of_calls.chain(of_layers).chain([copy_kernel()]).chain(exchange_kernel_specs().unwrap()).collect()
 }
 
 /// The kernels that are compiled for each of [`CAPABILITIES`]. Those of an entry differ in types and sizes, so they are dealt in turns

@@ -209,7 +209,16 @@ impl Bench {
 
     /// What the device says of a call.
     pub(crate) fn support(&self, op: &Op, operands: &[Given]) -> Result<Support, Stop> {
-        Ok(self.device.kernels().query(&self.describe(op, operands, None)?)?)
+        self.support_over(op, operands, None)
+    }
+
+    pub(crate) fn support_over(
+        &self,
+        op: &Op,
+        operands: &[Given],
+        comm: Option<Arc<dyn Comm>>,
+    ) -> Result<Support, Stop> {
+        Ok(self.device.kernels().query(&self.describe(op, operands, comm)?)?)
     }
 
     pub(crate) fn plan(&self, op: impl Into<Op>, operands: &[Given]) -> Result<CheckedPlan, Stop> {

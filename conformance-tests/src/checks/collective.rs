@@ -26,21 +26,21 @@ use std::{sync::Arc, thread, time::Duration};
 /// What a rank says that cannot go on.
 const GIVEN_UP: &str = "a rank of a check has failed";
 
-const SUM: AllReduce = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
+pub(super) const SUM: AllReduce = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
 
 fn collective(device: &dyn Device) -> Result<&dyn Collective, Stop> {
     device.collective().ok_or_else(|| Stop::Unsupported("the device has no collectives".into()))
 }
 
 /// Devices for ranks, and the name of a group for them.
-fn group(subject: &Subject, ranks: usize) -> Result<(Vec<Arc<dyn Device>>, GroupId), Stop> {
+pub(super) fn group(subject: &Subject, ranks: usize) -> Result<(Vec<Arc<dyn Device>>, GroupId), Stop> {
     let devices = subject.ranks(ranks)?;
     let id = collective(&*devices[0])?.group_id(None)?;
     Ok((devices, id))
 }
 
 /// Runs every rank on a thread of its own.
-fn on_ranks(
+pub(super) fn on_ranks(
     devices: &[Arc<dyn Device>],
     id: &GroupId,
     rank: impl Fn(usize, &Arc<dyn Device>, Arc<dyn Comm>) -> Outcome + Sync,

@@ -2,11 +2,12 @@
 
 use super::bench::{Bench, Bound, Given, Stop};
 use dsrun_core::{
+    collective::Comm,
     op::Op,
     program::{Call, ValueId},
     region::Region,
 };
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 /// The number of a value on a tape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,9 +26,21 @@ pub(crate) struct Tape {
     /// What is given; `None` for what calls make.
     values: Vec<Option<Given>>,
     calls: Vec<(Op, Vec<Option<Value>>, Vec<Value>)>,
+    /// The ranks that collectives are over.
+    comm: Option<Arc<dyn Comm>>,
 }
 
 impl Tape {
+    /// An empty tape, whose collectives are over these ranks.
+    pub(crate) fn over(comm: Option<Arc<dyn Comm>>) -> Self {
+        Self { comm, ..Self::default() }
+    }
+
+    /// The ranks of a call.
+    fn comm_of(&self, op: &Op) -> Option<Arc<dyn Comm>> {
+        op.mesh_axis().and(self.comm.clone())
+    }
+
     /// A value that is there before the calls run; `None` if it is absent.
     pub(crate) fn give(&mut self, given: impl Into<Given>) -> Option<Value> {
         match given.into() {
@@ -64,7 +77,7 @@ impl Tape {
                 .iter()
                 .map(|value| value.map_or(Given::Absent, |Value(number)| places[number].clone()))
                 .collect();
-            let plan = bench.plan(op.clone(), &operands)?;
+            let plan = bench.plan_over(op.clone(), &operands, self.comm_of(op))?;
             let bound = bench.bind(&plan, &operands)?;
             for (Value(number), held) in results.iter().zip(&bound.results) {
                 places[*number] = held.into();
@@ -85,7 +98,8 @@ impl Tape {
         results: &[Value],
     ) -> Result<Bound, Stop> {
         let (op, operands) = self.ask(bench, name, results)?;
-        let plan = bench.plan(op, &operands)?;
+        let comm = self.comm_of(&op);
+        let plan = bench.plan_over(op, &operands, comm)?;
         bench.bind(&plan, &operands)
     }
 
@@ -96,7 +110,7 @@ impl Tape {
     pub(crate) fn ask(&self, bench: &Bench, name: &str, results: &[Value]) -> Result<(Op, Vec<Given>), Stop> {
         let (region, operands) = self.region(name, results)?;
         let op = Op::Region(region.into());
-        let support = bench.support(&op, &operands)?;
+        let support = bench.support_over(&op, &operands, self.comm_of(&op))?;
         if !support.native {
             return Err(Stop::Unsupported(format!("{name}: {}", support.reason)));
         }

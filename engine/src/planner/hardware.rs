@@ -58,9 +58,9 @@ const READ_SHARE: f64 = 0.89;
 const OPERATIONS_SHARE: f64 = 0.68;
 const LINK_SHARE: f64 = 0.47;
 
-/// Microseconds that an all-reduce adds to a step with one request, besides its bytes: 3 to 4 of its own, and those of the launches of a
-/// layer's parts, which run as one launch on a single device. Steps of six models on two and four H100 and H200 give 8 to 14.
-const ALL_REDUCE_US: f64 = 12.0;
+/// Microseconds that an all-reduce adds to a step with one request, besides its bytes. Steps of four models on two H200, whose layers are
+/// one launch, give 3 to 5. Between ranks in several processes, or of uneven parts, all-reduces are launches of their own, and 8 to 14.
+const ALL_REDUCE_US: f64 = 5.0;
 
 /// Devices with the figures of their data sheets. Links are NVLink where the device has it, else PCIe 4.0 or 5.0 with 16 lanes.
 const DEVICES: [Row; 7] = [

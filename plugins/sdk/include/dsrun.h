@@ -630,13 +630,13 @@ typedef struct dsr_call_desc {
     uint32_t flags;
     // With DSR_OP_REGION: the body.
     const struct dsr_region *region;
-    // For a collective with the plugin's own library: the rank's membership in the group.
+    // For a collective, or a region with collectives, with the plugin's own library: the rank's membership in the group.
     struct dsr_comm *comm;
-    // For a collective without one: the transport of the host.
+    // For such a call without one: the transport of the host.
     const struct dsr_transport *transport;
-    // For a collective: this rank.
+    // For such a call: this rank.
     uint32_t rank;
-    // For a collective: the number of ranks in the group.
+    // For such a call: the number of ranks in the group.
     uint32_t ranks;
 } dsr_call_desc;
 

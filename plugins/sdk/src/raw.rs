@@ -327,13 +327,13 @@ pub struct dsr_call_desc {
     pub flags: u32,
     /// With DSR_OP_REGION: the body.
     pub region: *const dsr_region,
-    /// For a collective with the plugin's own library: the rank's membership in the group.
+    /// For a collective, or a region with collectives, with the plugin's own library: the rank's membership in the group.
     pub comm: *mut dsr_comm,
-    /// For a collective without one: the transport of the host.
+    /// For such a call without one: the transport of the host.
     pub transport: *const dsr_transport,
-    /// For a collective: this rank.
+    /// For such a call: this rank.
     pub rank: u32,
-    /// For a collective: the number of ranks in the group.
+    /// For such a call: the number of ranks in the group.
     pub ranks: u32,
 }
 

@@ -29,10 +29,13 @@ use super::{
 };
 use crate::{
     arch::DeviceSpec,
-    driver::launch::{LaunchOp, Parameters},
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, Parameters},
+    },
 };
 use body::{Attention, Body, Embedding, Layer};
-use dsrun_core::{DType, Error, Result, WeightFormat, kernels::CallDesc, region::Region};
+use dsrun_core::{DType, Error, Result, WeightFormat, kernels::CallDesc, op::Op, region::Region};
 pub(crate) use params::params_header;
 use product::PRODUCTS;
 use ranks::Ranks;
@@ -109,6 +112,20 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
             Ok(launch(&model, extents(&body, frame)?).into_iter().collect())
         }),
     }))
+}
+
+/// The kernel of layers whose results are summed over ranks, of any backend.
+///
+/// # Errors
+/// If the call is something else, or the kernel does not support its sizes or types.
+pub(super) fn summed_specs(call: &CallDesc, device: &DeviceSpec) -> Result<Vec<KernelSpec>> {
+    let body = if let Op::Region(region) = &call.op { Body::read(region) } else { None };
+    let Some(body) = body.filter(|body| body.first().summed) else {
+        return Err(refused("the call has no layers whose results are summed over ranks"));
+    };
+    let shape = Shape::of(&body, call)?;
+    let tiles = shape.tiles(device).ok_or_else(|| refused("they do not fit its blocks"))?;
+    Ok(vec![shape.spec(&tiles)])
 }
 
 /// Byte offsets in the launch's own memory.

@@ -1,13 +1,13 @@
 //! Calls of whole decoder layers, in every form that the single-launch kernel takes.
 
-use crate::outlined::outlined;
+use crate::outlined::{outlined, outlined_over};
 use dsrun_core::{
     DType, TensorType, WeightExpr, WeightFormat, WeightType,
     checked::ValidCall,
     op::{
-        Activation, Add, AttentionMask, Columns, Embed, GateLayout, GatedActivation, GroupScore,
-        GroupedLinear, KvWrite, LayerNorm, Linear, MoeCombine, MoeGroup, MoeRoute, Nonlinearity,
-        PagedAttention, RmsNorm, Rope, RopePairing, RouterNorm, RouterScore,
+        Activation, Add, AllReduce, AttentionMask, Columns, Embed, GateLayout, GatedActivation, GroupScore,
+        GroupedLinear, KvWrite, LayerNorm, Linear, MeshAxis, MoeCombine, MoeGroup, MoeRoute, Nonlinearity,
+        PagedAttention, Reduction, RmsNorm, Rope, RopePairing, RouterNorm, RouterScore,
     },
     program::{Program, ProgramBuilder},
 };
@@ -33,6 +33,8 @@ struct Layers {
     softcap: f32,
     /// If the MLP is a mixture, how many experts there are and how many a token has, and how they are scored.
     experts: Option<([usize; 2], RouterScore)>,
+    /// Whether the results of attention and MLP are summed over ranks.
+    summed: bool,
 }
 
 /// Layers as Llama has them.
@@ -51,6 +53,7 @@ const LLAMA: Layers = Layers {
     window: 0,
     softcap: 0.0,
     experts: None,
+    summed: false,
 };
 
 impl Layers {
@@ -63,6 +66,11 @@ impl Layers {
         let Self { dtype, hidden, inner, kv_heads, group, head, llama, .. } = *self;
         let format = WeightFormat::from_name(self.format).unwrap();
         let mut program = ProgramBuilder::new("layers");
+        let sum = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
+        let over_ranks = |program: &mut ProgramBuilder, x| match self.summed {
+            true => program.call(sum, [Some(x)]).unwrap(),
+            false => x,
+        };
         let mut input = |name: &str, dtype, shape: &[usize]| {
             program.input(name, TensorType::new(dtype, shape.iter().copied())).unwrap()
         };
@@ -159,6 +167,7 @@ impl Layers {
             let attended = program.calls(attention, operands.into_iter().chain([None; 3])).unwrap()[0];
             outputs.extend(caches);
             let projected = linear(&mut program, attended, [hidden, queries]);
+            let projected = over_ranks(&mut program, projected);
             let projected = if post_norm { norm(&mut program, projected, "third") } else { projected };
             x = add(&mut program, x, projected);
             let normed = if pre_norm { norm(&mut program, x, "second") } else { x };
@@ -202,6 +211,7 @@ impl Layers {
                 let down = linear(&mut program, activated, weights[2]);
                 let combine = MoeCombine { count, first_expert };
                 let mixed = program.call(combine, [down, routed[1], routed[0]].map(Some)).unwrap();
+                let mixed = over_ranks(&mut program, mixed);
                 x = add(&mut program, x, mixed);
                 continue;
             }
@@ -216,6 +226,7 @@ impl Layers {
                 false => program.call(Activation { function, limit: 0.0 }, [Some(product), None]).unwrap(),
             };
             let down = linear(&mut program, activated, [hidden, inner]);
+            let down = over_ranks(&mut program, down);
             let down = if post_norm { norm(&mut program, down, "fourth") } else { down };
             x = add(&mut program, x, down);
         }
@@ -288,4 +299,31 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
         Layers { dtype, format, head_norms, experts: Some((counts, score)), ..LLAMA }.of(sizes)
     });
     plain.chain(normed).chain(variants).chain(mixtures).map(|layers| outlined(&layers.program()))
+}
+
+/// Layers whose results are summed over ranks: with each kind of norm, kind of weight and kind of MLP.
+pub(crate) fn summed_decoder_calls() -> impl Iterator<Item = ValidCall> {
+    let all = Layers { summed: true, ..LLAMA };
+    let (f16, tanh) = (DType::F16, Nonlinearity::GeluTanh);
+    let layers = [
+        (Layers { ..all }.of([4096, 7168, 4, 4, 128]), 2),
+        (Layers { head_norms: true, ..all }.of([8192, 3584, 1, 8, 128]), 8),
+        (Layers { format: "int4g128_f16", ..all }.of([4096, 3584, 2, 4, 128]), 4),
+        (
+            Layers { dtype: f16, format: "f16", function: tanh, llama: false, ..all }
+                .of([768, 1536, 6, 1, 64]),
+            2,
+        ),
+        (
+            Layers { function: tanh, norms: [true; 2], window: 1024, head_norms: true, ..all }
+                .of([2560, 5120, 2, 2, 256]),
+            2,
+        ),
+        (
+            Layers { head_norms: true, experts: Some(([128, 8], RouterScore::Softmax)), ..all }
+                .of([2048, 384, 2, 8, 128]),
+            2,
+        ),
+    ];
+    layers.into_iter().map(|(layers, ranks)| outlined_over(&layers.program(), ranks))
 }

@@ -1,16 +1,23 @@
 //! Regions of whole programs: the tail of a step, and attention with its quantisation.
 
-use crate::call;
+use crate::call_over;
 use dsrun_core::{
     DType, TensorDesc, TensorType,
     checked::ValidCall,
+    collective::{Comm, host::HostComm},
     kernels::OperandDesc,
     op::{AttentionMask, CommitTokens, LogitProcess, OperandType, PagedAttention, QuantPerToken, Sample},
     program::{Program, ProgramBuilder, ValueId},
 };
+use std::sync::Arc;
 
 /// The call of a region of all nodes of a program.
 pub(crate) fn outlined(program: &Program) -> ValidCall {
+    outlined_over(program, 1)
+}
+
+/// The same with collectives over so many ranks.
+pub(crate) fn outlined_over(program: &Program, ranks: usize) -> ValidCall {
     let outlined = program.outline(0..program.nodes.len(), &program.uses()).unwrap();
     let operand = |id: &Option<ValueId>| {
         Some(match &program.value(id.unwrap()).unwrap().value_type {
@@ -20,7 +27,9 @@ pub(crate) fn outlined(program: &Program) -> ValidCall {
             }
         })
     };
-    call(outlined.op, outlined.operands.iter().map(operand).collect())
+    let comm =
+        outlined.op.mesh_axis().map(|_| Arc::new(HostComm::group(ranks).unwrap().remove(0)) as Arc<dyn Comm>);
+    call_over(outlined.op, outlined.operands.iter().map(operand).collect(), comm)
 }
 
 /// The tail of a step of one row: logits that are whole vectors and others, with limits and without.

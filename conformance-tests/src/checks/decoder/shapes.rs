@@ -69,6 +69,17 @@ pub(super) const EXPERTS_OF_INTEGERS: [Shape; 3] = [
     shape("one of 8 large experts", true, [2, 2, 64], [256, 14_336]).of("int4g128_f16").of_experts(8, 1),
 ];
 
+/// What ranks have of layers that they share: of each kind of norm, of weights, and of MLP.
+pub(super) const OVER_RANKS: [Shape; 6] = [
+    shape("grouped heads of 128", true, [2, 2, 128], [512, 384]),
+    shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 256]),
+    shape("tokens of 5120 elements", true, [1, 1, 128], [5120, 128]),
+    shape("norms after attention and MLP", true, [2, 4, 64], [256, 512])
+        .with(Variant { scale: None, ..GEMMA }),
+    shape("grouped heads of 64", true, [2, 4, 64], [256, 512]).of("int4g128_f16"),
+    shape("all of 8 experts", true, [2, 4, 64], [256, 128]).of_experts(8, 8),
+];
+
 const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize; 2]) -> Shape {
     let ([kv_heads, group, size], [hidden, inner]) = (heads, sizes);
     Shape {
