@@ -72,8 +72,8 @@ pub(crate) fn run(prefix: &Path, profile: Profile) -> Result<Vec<PathBuf>> {
             installed.extend(made(&folder, &prefix)?);
             continue;
         }
-        // The SDK and the template build no plugin of their own.
-        let Some(library) = library(&artifacts, &folder) else { continue };
+        // The SDK is no plugin, and the template no member of the workspace.
+        let Some(library) = library(&artifacts, &folder, &workspace) else { continue };
         let manifest = folder.join(format!("{name}.dsrun.toml"));
         ensure!(manifest.is_file(), "{} is missing: every plugin needs a manifest", manifest.display());
         installed.push(place(&library, &prefix.join(PLUGINS))?);
@@ -198,10 +198,13 @@ fn program(artifact: &Artifact, workspace: &Workspace) -> Option<PathBuf> {
     program.map(|path| path.clone().into_std_path_buf())
 }
 
-/// The library of the plugin in a folder.
-fn library(artifacts: &[Artifact], folder: &Path) -> Option<PathBuf> {
+/// The library of the plugin in a folder, if that is a package of the workspace.
+fn library(artifacts: &[Artifact], folder: &Path, workspace: &Workspace) -> Option<PathBuf> {
     let manifest = folder.join("Cargo.toml");
-    let of_folder = |artifact: &&Artifact| artifact.manifest_path.as_std_path() == manifest;
+    let members = &workspace.metadata.workspace_members;
+    let of_folder = |artifact: &&Artifact| {
+        members.contains(&artifact.package_id) && artifact.manifest_path.as_std_path() == manifest
+    };
     let is_plugin =
         |artifact: &&Artifact| artifact.target.kind.contains(&TargetKind::CDyLib) && !artifact.profile.test;
     let artifact = artifacts.iter().filter(of_folder).find(is_plugin)?;

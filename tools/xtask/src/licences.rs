@@ -41,7 +41,8 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
         if let Err(reason) = check_licence(package.license.as_deref(), role) {
             problems.push(format!("{} {}: {reason}", package.name, package.version));
         }
-        let ours = metadata.workspace_members.contains(&package.id);
+        // The template for backends is a workspace of its own.
+        let ours = package.manifest_path.starts_with(&metadata.workspace_root);
         if let Some(reason) = source_problem(package, ours) {
             problems.push(format!("{} {}: {reason}", package.name, package.version));
         }
@@ -96,7 +97,7 @@ fn source_problem(package: &Package, ours: bool) -> Option<String> {
         Some(source) if source.is_crates_io() => None,
         Some(source) => Some(format!("it comes from {source}, not from crates.io")),
         None if ours => None,
-        None => Some(format!("it is a path outside the workspace: {}", package.manifest_path)),
+        None => Some(format!("it is a path outside the repository: {}", package.manifest_path)),
     }
 }
 

@@ -1,8 +1,7 @@
 //! The step `template`: a copy of `plugins/template`, made as its README says, compiles with its tests.
 //!
 //! It is only checked, in the profile of this workspace, so that the metadata of dependencies that the step `clippy` made serves
-//! here too: to build them once more takes as long as a third of all tests. The test `template` of `dsrun-conformance` runs what
-//! the template's own test runs.
+//! here too: building them once more takes minutes. The same tests run as the test `template` of `dsrun-conformance`.
 
 use std::fs;
 use std::path::Path;
