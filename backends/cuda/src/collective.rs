@@ -32,8 +32,8 @@ use dsrun_core::{
 use facts::{Facts, Way};
 use mailbox::Mailbox;
 pub(crate) use mailbox::{
-    BLOCKS, CHUNK_BLOCKS, CHUNK_BLOCKS_AT_ONCE, CREDITS, DEPTH, Exchange, MAX_RANKS, NO_PART, PART_BYTES,
-    PATIENCE, RESULT_SETS, THREADS, chunk_depth, nanoseconds,
+    BLOCKS, CREDITS, DEPTH, DIRECT_BLOCKS, DIRECT_BLOCKS_AT_ONCE, Exchange, MAX_RANKS, NO_PART, PART_BYTES,
+    PATIENCE, RESULT_SETS, THREADS, nanoseconds,
 };
 use members::Members;
 use std::{net::IpAddr, sync::Arc, time::Duration};

@@ -11,7 +11,7 @@
  * and every kernel has a round on all ranks or on none. Therefore all ranks must launch the same kernels with the same grids over
  * the same number of rows, in the same order.
  *
- * All-reduces in chunks (chunks.cu) need no flags in their packets: a block counts the chunks that it has written in a mark.
+ * Direct all-reduces (direct.cu) exchange addresses in packets, and no data: ranks read and write each other's tensors.
  *
  * Messages: the sender stores the packets of a round in one of `CREDITS` buffers, once the same thread of the receiver has
  * acknowledged the round that used the buffer before, by a write to the sender's memory. So a sender does not wait for a receiver

@@ -11,11 +11,11 @@ struct ReduceParams {
     /* Elements of `x` from one rank's part to the next. */
     i64 x_part;
     i64 columns;
-    /* The address of this rank's packets or chunks in each rank's mailbox. */
+    /* The address of this rank's packets in each rank's mailbox. */
     void* to[8];
-    /* The address of the packets or chunks of all ranks in this rank's mailbox. */
+    /* The address of the packets of all ranks in this rank's mailbox. */
     const void* from;
-    /* The counter of rounds or chunks of each block. */
+    /* The counter of rounds of each block. */
     u32* rounds;
     void* state;
     /* Whether a wait of the rank has failed. */
@@ -24,7 +24,7 @@ struct ReduceParams {
     u64 patience;
     int rank;
     int ranks;
-    /* Packets per thread, round or chunk, and rank, at most `DEPTH`. */
+    /* Packets per thread, round and rank, at most `DEPTH`. */
     int depths;
     int reduction;
 };

@@ -11,8 +11,8 @@ pub(crate) enum Algorithm {
     OneShot,
     /// Every rank reduces a part of the messages, and sends the result to all others: two exchanges of fewer bytes.
     TwoShots,
-    /// The same in chunks with a mark each instead of packets with flags: half the bytes.
-    InChunks,
+    /// The same, but ranks read each other's operands and write each other's results directly: half the bytes.
+    Direct,
 }
 
 /// The maximum size of other collectives by peer exchange; larger messages use NCCL. Packets carry as many bytes of flags as of
@@ -34,14 +34,14 @@ pub(crate) fn algorithm(bytes: usize, ranks: usize) -> Algorithm {
     match bytes {
         _ if bytes <= one_shot => Algorithm::OneShot,
         _ if bytes <= two_shots => Algorithm::TwoShots,
-        _ => Algorithm::InChunks,
+        _ => Algorithm::Direct,
     }
 }
 
 /// Whether an op of `bytes` bytes uses peer exchange when NCCL is available, too.
 pub(crate) fn by_peers(op: &Op, bytes: usize) -> bool {
     match op {
-        // Within a step, chunks are faster than NCCL at every size.
+        // Within a step, this is faster than NCCL at every size.
         Op::AllReduce(_) => true,
         // Few messages are small.
         Op::Send(_) | Op::Receive(_) | Op::Barrier(_) => bytes <= COPIED / 2,
@@ -59,7 +59,7 @@ mod tests {
         assert!(sizes.is_sorted_by(|a, b| a >= b), "{sizes:?}");
         for ranks in [2, 3, 4, 8] {
             let algorithms = [16 << 10, 16 << 20].map(|bytes| algorithm(bytes, ranks));
-            assert_eq!(algorithms, [Algorithm::OneShot, Algorithm::InChunks], "{ranks} ranks");
+            assert_eq!(algorithms, [Algorithm::OneShot, Algorithm::Direct], "{ranks} ranks");
         }
     }
 }

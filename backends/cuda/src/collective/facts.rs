@@ -28,7 +28,7 @@ const WAYS: [(&str, Way); 6] = [
     ("peer-apart", Way::PeerApart),
     ("one-shot", Way::PeerBy(Algorithm::OneShot)),
     ("two-shots", Way::PeerBy(Algorithm::TwoShots)),
-    ("in-chunks", Way::PeerBy(Algorithm::InChunks)),
+    ("direct", Way::PeerBy(Algorithm::Direct)),
     ("nccl", Way::Nccl),
 ];
 

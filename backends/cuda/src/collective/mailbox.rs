@@ -21,11 +21,11 @@ pub(crate) const BLOCKS: usize = 32;
 pub(crate) const THREADS: usize = 256;
 /// The maximum number of packets of a thread in a round, for each rank.
 pub(crate) const DEPTH: usize = 4;
-/// The number of blocks of an all-reduce in chunks. As the blocks of all ranks that share a GPU have to be resident at once, there
-/// are few of them; large chunks fill the links.
-pub(crate) const CHUNK_BLOCKS: usize = 96;
-/// The number of blocks of an all-reduce in chunks that are resident on a multiprocessor at once, at least.
-pub(crate) const CHUNK_BLOCKS_AT_ONCE: usize = 3;
+/// The maximum number of blocks of a direct all-reduce. As the blocks of all ranks that share a GPU have to be resident at once, there
+/// are few of them.
+pub(crate) const DIRECT_BLOCKS: usize = 96;
+/// The number of blocks of a direct all-reduce that are resident on a multiprocessor at once, at least.
+pub(crate) const DIRECT_BLOCKS_AT_ONCE: usize = 3;
 /// Rounds that a rank may send before the receiver has taken the first.
 pub(crate) const CREDITS: usize = 4;
 
@@ -46,8 +46,9 @@ const ROUND: usize = BLOCKS * THREADS * DEPTH * PACKET;
 const COLLECTIVE: usize = 2 * ROUND;
 /// Bytes of the packets that one rank sends.
 const SENT: usize = CREDITS * ROUND;
-/// Bytes of the numbers of the chunks that have been written: of both kinds, by block.
-const CHUNK_MARKS: usize = 2 * CHUNK_BLOCKS * size_of::<u32>();
+/// Bytes of what a block of a direct all-reduce says about its rank: two addresses and two strides, and the number of the last one that
+/// it has ended.
+const DIRECT: usize = 4 * PACKET + size_of::<u32>();
 /// Bytes of one receiver's acknowledged round numbers, by thread.
 const TAKEN: usize = BLOCKS * THREADS * size_of::<u32>();
 /// Bytes of the numbers of started rounds, by block.
@@ -64,11 +65,6 @@ pub(crate) fn nanoseconds(time: Duration) -> u64 {
 /// The probe pattern of a rank.
 fn probe(rank: usize) -> Vec<u8> {
     (0..PROBE).map(|place| ((place * 11 + rank * 37) % 251) as u8 + 1).collect()
-}
-
-/// The maximum number of packets of a thread in a chunk, for each rank. The more ranks, the fewer, so that the mailbox does not grow.
-pub(crate) fn chunk_depth(ranks: usize) -> usize {
-    (16 / ranks.max(1)).clamp(2, 8)
 }
 
 /// The byte offsets of the parts of a mailbox.
@@ -108,24 +104,19 @@ impl Places {
         self.sends(self.ranks) + from * COUNTS
     }
 
-    /// Bytes of the chunks from one rank, two of data to reduce and two of results, and of their marks.
-    fn chunk_bytes(self) -> usize {
-        2 * 2 * CHUNK_BLOCKS * THREADS * chunk_depth(self.ranks) * PACKET + CHUNK_MARKS
+    /// What the blocks of a rank say in direct all-reduces.
+    fn direct(self, from: usize) -> usize {
+        self.receives(self.ranks) + from * DIRECT_BLOCKS * DIRECT
     }
 
-    /// Chunks from a rank, and behind them their marks.
-    fn chunks(self, from: usize) -> usize {
-        self.receives(self.ranks) + from * self.chunk_bytes()
-    }
-
-    /// The counters of reduced chunks.
-    fn chunk_counts(self) -> usize {
-        self.chunks(self.ranks)
+    /// The counters of direct all-reduces, by block.
+    fn direct_counts(self) -> usize {
+        self.direct(self.ranks)
     }
 
     /// The parts of results that a rank has a part of, in sets of one of each rank.
     fn parts(self, from: usize) -> usize {
-        let start = (self.chunk_counts() + CHUNK_BLOCKS * size_of::<u32>()).next_multiple_of(PART_BYTES);
+        let start = (self.direct_counts() + DIRECT_BLOCKS * size_of::<u32>()).next_multiple_of(PART_BYTES);
         start + from * PART_BYTES
     }
 
@@ -288,12 +279,12 @@ impl Exchange {
         self.mailboxes.iter().filter(|mailbox| mailbox.context.device() == own).count() > 1
     }
 
-    /// Whether the blocks of an all-reduce in chunks of all ranks that share a GPU are resident at once. All ranks get the same answer.
-    pub(crate) fn chunks_fit(&self) -> bool {
+    /// Whether the blocks of a direct all-reduce of all ranks that share a GPU are resident at once. All ranks get the same answer.
+    pub(crate) fn direct_fits(&self) -> bool {
         self.mailboxes.iter().all(|mailbox| {
             let device = mailbox.context.device();
             let sharing = self.mailboxes.iter().filter(|other| other.context.device() == device).count();
-            sharing * CHUNK_BLOCKS <= mailbox.multiprocessors * CHUNK_BLOCKS_AT_ONCE
+            sharing * DIRECT_BLOCKS <= mailbox.multiprocessors * DIRECT_BLOCKS_AT_ONCE
         })
     }
 
@@ -316,13 +307,13 @@ impl Exchange {
         self.own().memory + self.own().places.rounds() as u64
     }
 
-    /// The addresses for all-reduces in chunks: this rank's chunks in each rank's mailbox, the chunks of all ranks in its own, and
-    /// the counters of reduced chunks.
-    pub(crate) fn chunks(&self) -> ([u64; MAX_RANKS], u64, u64) {
+    /// The addresses for direct all-reduces: what this rank says in each rank's mailbox, what all ranks say in its own, and the
+    /// counters.
+    pub(crate) fn direct(&self) -> ([u64; MAX_RANKS], u64, u64) {
         let own = self.own();
-        let at = |mailbox: &Arc<Mailbox>| mailbox.memory + mailbox.places.chunks(self.rank) as u64;
+        let at = |mailbox: &Arc<Mailbox>| mailbox.memory + mailbox.places.direct(self.rank) as u64;
         let to = std::array::from_fn(|rank| self.mailboxes.get(rank).map_or(0, at));
-        let [from, counts] = [own.places.chunks(0), own.places.chunk_counts()];
+        let [from, counts] = [own.places.direct(0), own.places.direct_counts()];
         (to, own.memory + from as u64, own.memory + counts as u64)
     }
 
@@ -456,8 +447,8 @@ mod tests {
             starts.push((places.rounds(), COUNTS));
             starts.extend((0..ranks).map(|rank| (places.sends(rank), COUNTS)));
             starts.extend((0..ranks).map(|rank| (places.receives(rank), COUNTS)));
-            starts.extend((0..ranks).map(|rank| (places.chunks(rank), places.chunk_bytes())));
-            starts.push((places.chunk_counts(), CHUNK_BLOCKS * size_of::<u32>()));
+            starts.extend((0..ranks).map(|rank| (places.direct(rank), DIRECT_BLOCKS * DIRECT)));
+            starts.push((places.direct_counts(), DIRECT_BLOCKS * size_of::<u32>()));
             let mut end = 0;
             for (start, bytes) in starts {
                 assert_eq!(start, end);

@@ -1,5 +1,7 @@
 //! The context that all objects of a device handle share.
 
+mod peer_access;
+
 use crate::driver::{
     compiler::{Cache, Compiler},
     cublaslt::CublasLt,
@@ -220,31 +222,6 @@ impl Context {
             }
         };
         self.fill(address, size_of::<u32>(), 0).map(|()| address)
-    }
-
-    /// Enables peer access from this device to the memory of another handle of this process.
-    ///
-    /// # Errors
-    /// [`Code::Unsupported`] if there is no peer access between the devices.
-    pub(crate) fn reach(&self, other: &Self) -> Result<()> {
-        if self.device == other.device {
-            return Ok(());
-        }
-        self.enter()?;
-        let mut can = 0;
-        // SAFETY: both devices are open; the pointer is to a place of the right type.
-        let status = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.device, other.device) };
-        self.check(status, "asking for peer access")?;
-        if can == 0 {
-            let message =
-                format!("GPU {} has no peer access to the memory of GPU {}", self.device, other.device);
-            return Err(Error::unsupported(message));
-        }
-        // SAFETY: both contexts are retained, and the own one is current.
-        match unsafe { sys::cuCtxEnablePeerAccess(other.raw.0, 0) } {
-            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            status => self.check(status, "opening peer access"),
-        }
     }
 
     /// The streams of this handle. While the lock is held, no memory is freed and no stream is created or destroyed.

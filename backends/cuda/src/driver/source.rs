@@ -95,7 +95,7 @@ const UNITS: &[Unit] = &[
         "collective/reduce.cuh"
     ),
     unit!(
-        "collective/chunks.cu",
+        "collective/direct.cu",
         "collective/patience.cuh",
         "collective/exchange.cuh",
         "collective/reduce_params.cuh",

@@ -4,8 +4,8 @@ use super::Planes;
 use crate::{
     arch::crossover::{Algorithm, algorithm},
     collective::{
-        BLOCKS, CHUNK_BLOCKS, CHUNK_BLOCKS_AT_ONCE, CREDITS, CudaComm, DEPTH, Exchange, MAX_RANKS, PATIENCE,
-        THREADS, chunk_depth, nanoseconds,
+        BLOCKS, CREDITS, CudaComm, DEPTH, DIRECT_BLOCKS, DIRECT_BLOCKS_AT_ONCE, Exchange, MAX_RANKS,
+        PATIENCE, THREADS, nanoseconds,
     },
     driver::{
         kernel_spec::KernelSpec,
@@ -41,11 +41,11 @@ kernel_struct! {
         /// Elements of `x` from one rank's part to the next.
         x_part: i64 = "i64",
         columns: i64 = "i64",
-        /// The address of this rank's packets or chunks in each rank's mailbox.
+        /// The address of this rank's packets in each rank's mailbox.
         to: [Pointer; MAX_RANKS] = "void*",
-        /// The address of the packets or chunks of all ranks in this rank's mailbox.
+        /// The address of the packets of all ranks in this rank's mailbox.
         from: Pointer = "const void*",
-        /// The counter of rounds or chunks of each block.
+        /// The counter of rounds of each block.
         rounds: Pointer = "u32*",
         state: Pointer = "void*",
         /// Whether a wait of the rank has failed.
@@ -54,7 +54,7 @@ kernel_struct! {
         patience: u64 = "u64",
         rank: i32 = "int",
         ranks: i32 = "int",
-        /// Packets per thread, round or chunk, and rank, at most `DEPTH`.
+        /// Packets per thread, round and rank, at most `DEPTH`.
         depths: i32 = "int",
         reduction: i32 = "int",
     }
@@ -144,7 +144,7 @@ fn reduced_type(dtype: DType) -> Result<&'static str> {
 enum Kernel {
     OneShot(Reduction),
     TwoShots(Reduction),
-    InChunks(Reduction),
+    Direct(Reduction),
     Scatter(Reduction),
     /// Copies the data of all ranks, or only of the given one.
     Spread(Option<u32>),
@@ -157,14 +157,14 @@ impl Kernel {
     fn of(op: &Op, planes: &Planes, comm: &CudaComm) -> Result<Self> {
         let exchange = exchange(comm)?;
         let algorithm = || match comm.only.unwrap_or_else(|| algorithm(planes.bytes(), planes.ranks)) {
-            Algorithm::InChunks if !exchange.chunks_fit() => Algorithm::TwoShots,
+            Algorithm::Direct if !exchange.direct_fits() => Algorithm::TwoShots,
             algorithm => algorithm,
         };
         Ok(match op {
             Op::AllReduce(op) => match algorithm() {
                 Algorithm::OneShot => Self::OneShot(op.reduction),
                 Algorithm::TwoShots => Self::TwoShots(op.reduction),
-                Algorithm::InChunks => Self::InChunks(op.reduction),
+                Algorithm::Direct => Self::Direct(op.reduction),
             },
             Op::ReduceScatter(op) => Self::Scatter(op.reduction),
             Op::AllGather(_) | Op::AllToAll(_) => Self::Spread(None),
@@ -176,25 +176,24 @@ impl Kernel {
         })
     }
 
-    /// The maximum number of blocks of a launch, and of packets per thread and round or chunk.
-    fn most(self, ranks: usize) -> [usize; 2] {
-        if matches!(self, Self::InChunks(_)) { [CHUNK_BLOCKS, chunk_depth(ranks)] } else { [BLOCKS, DEPTH] }
+    /// The maximum number of blocks of a launch, and of packets per thread and round.
+    fn most(self) -> [usize; 2] {
+        if matches!(self, Self::Direct(_)) { [DIRECT_BLOCKS, 1] } else { [BLOCKS, DEPTH] }
     }
 
-    fn spec(self, dtype: DType, ranks: usize, wide: bool, dense: bool) -> Result<KernelSpec> {
+    fn spec(self, dtype: DType, wide: bool) -> Result<KernelSpec> {
         let (unit, entry, name) = match self {
             Self::OneShot(_) => ("collective/reduce.cu", "one_shot", reduced_type(dtype)?),
             Self::TwoShots(_) => ("collective/reduce.cu", "two_shots", reduced_type(dtype)?),
-            Self::InChunks(_) => ("collective/chunks.cu", "in_chunks", reduced_type(dtype)?),
+            Self::Direct(_) => ("collective/direct.cu", "direct", reduced_type(dtype)?),
             Self::Scatter(_) => ("collective/reduce.cu", "scatter", reduced_type(dtype)?),
             Self::Spread(_) | Self::Barrier => ("collective/copy.cu", "spread", bits_of(dtype.bytes())?),
             Self::Send(_) => ("collective/copy.cu", "send", bits_of(dtype.bytes())?),
             Self::Receive(_) => ("collective/copy.cu", "receive", bits_of(dtype.bytes())?),
         };
-        // Only one kernel makes a difference between dense planes and others.
-        let flat = u8::from(dense && matches!(self, Self::InChunks(_)));
-        let wide = u8::from(wide);
-        let [blocks, depth] = self.most(ranks);
+        // This kernel finds out how all ranks have their planes.
+        let wide = u8::from(wide && !matches!(self, Self::Direct(_)));
+        let [blocks, depth] = self.most();
         let defines: [(_, &dyn std::fmt::Display); 8] = [
             ("X", &name),
             ("WIDE", &wide),
@@ -202,8 +201,8 @@ impl Kernel {
             ("THREADS", &THREADS),
             ("DEPTH", &depth),
             ("CREDITS", &CREDITS),
-            ("RESIDENT", &CHUNK_BLOCKS_AT_ONCE),
-            ("FLAT", &flat),
+            ("RESIDENT", &DIRECT_BLOCKS_AT_ONCE),
+            ("MOST_RANKS", &MAX_RANKS),
         ];
         Ok(KernelSpec::new(unit, entry, defines))
     }
@@ -224,18 +223,18 @@ fn geometry(packets: usize, [most_blocks, most_depth]: [usize; 2]) -> (usize, us
 pub(super) fn plan(call: &CallDesc, planes: Planes, comm: &Arc<CudaComm>) -> Result<KernelPlan> {
     let kernel = Kernel::of(&call.op, &planes, comm)?;
     let dtype = call.tensor(0).map_or(DType::U32, |x| x.dtype);
-    let spec = kernel.spec(dtype, planes.ranks, planes.wide, planes.dense == [true; 2])?;
+    let spec = kernel.spec(dtype, planes.wide)?;
     let comm = comm.clone();
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let exchange = exchange(&comm)?;
         let units = planes.bytes().div_ceil(UNIT_BYTES);
         let packets = match kernel {
             Kernel::TwoShots(_) => units.div_ceil(planes.ranks),
-            // A packet has two units.
-            Kernel::InChunks(_) => units.div_ceil(2 * planes.ranks),
+            // A thread reads two units at once.
+            Kernel::Direct(_) => units.div_ceil(2 * planes.ranks),
             _ => units,
         };
-        let (blocks, depths) = geometry(packets, kernel.most(planes.ranks));
+        let (blocks, depths) = geometry(packets, kernel.most());
         let parameters = parameters(kernel, &planes, frame, exchange, comm.rank(), depths)?;
         Ok(LaunchOp::kernel(function, [blocks, 1, 1], THREADS, parameters))
     }))
@@ -274,10 +273,10 @@ fn parameters(
     Ok(match kernel {
         Kernel::OneShot(reduction)
         | Kernel::TwoShots(reduction)
-        | Kernel::InChunks(reduction)
+        | Kernel::Direct(reduction)
         | Kernel::Scatter(reduction) => {
             let (to, from, rounds) = match kernel {
-                Kernel::InChunks(_) => exchange.chunks(),
+                Kernel::Direct(_) => exchange.direct(),
                 _ => (exchange.to(), exchange.from(), exchange.rounds()),
             };
             Parameters::from(&ReduceParams {
@@ -323,24 +322,21 @@ fn parameters(
     })
 }
 
-/// The kernels that groups of two and of four ranks may need.
+/// The kernels that groups may need.
 pub(crate) fn all_specs() -> Result<Vec<KernelSpec>> {
     let sum = Reduction::Sum;
-    let reducing = [Kernel::OneShot(sum), Kernel::TwoShots(sum), Kernel::Scatter(sum)];
+    let reducing = [Kernel::OneShot(sum), Kernel::TwoShots(sum), Kernel::Direct(sum), Kernel::Scatter(sum)];
     let copying = [Kernel::Spread(None), Kernel::Send(0), Kernel::Receive(0)];
     let mut specs = Vec::new();
     for wide in [false, true] {
         for dtype in DType::ALL {
             for kernel in reducing {
-                specs.push(kernel.spec(dtype, 2, wide, wide)?);
-            }
-            for ranks in [2, 4] {
-                specs.push(Kernel::InChunks(sum).spec(dtype, ranks, wide, wide)?);
+                specs.push(kernel.spec(dtype, wide)?);
             }
         }
         for dtype in [DType::U8, DType::F16, DType::U32] {
             for kernel in copying {
-                specs.push(kernel.spec(dtype, 2, wide, false)?);
+                specs.push(kernel.spec(dtype, wide)?);
             }
         }
     }
