@@ -68,6 +68,8 @@ pub enum Bound {
     LinkBandwidth,
     /// The latency of exchanges.
     LinkLatency,
+    /// The choice of experts.
+    Choices,
     /// Copies of weights from host memory.
     HostBandwidth,
 }
@@ -89,6 +91,8 @@ pub struct StageForecast {
     pub compute_us: f64,
     /// Microseconds of communication between ranks in a decode step.
     pub exchange_us: f64,
+    /// Microseconds in which experts are chosen, and none of their weights can be read.
+    pub choice_us: f64,
     /// Bytes that a rank reads in a decode step.
     pub read_bytes: u64,
     /// Microseconds of a step with a chunk of a prompt.
@@ -347,6 +351,7 @@ fn forecast_mesh(
             read_us: cost.read_us,
             compute_us: cost.compute_us,
             exchange_us: cost.exchange_us(),
+            choice_us: cost.choice_us,
             read_bytes: cost.bytes as u64,
             chunk_us: 0.0,
             bound: if copy_us > cost.total_us() { Bound::HostBandwidth } else { cost.bound() },

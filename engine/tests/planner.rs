@@ -168,20 +168,42 @@ fn forecasts_follow_from_bytes_and_bandwidth() {
     assert!(first > operations && first < 2.0 * operations, "{first} for {operations}");
 }
 
-/// Forecasts are within a tenth of what was measured behind 512 tokens, by builds that sum over ranks within the launch of all layers:
-/// `docs/src/parallelism.md` has the figures, and those of four cards and of two H100, which are older.
+/// Forecasts are within a tenth of what was measured behind 512 tokens: `docs/src/parallelism.md` has the figures. H100, and some H200,
+/// were measured with builds whose all-reduces are all between launches, which take longer.
 #[test]
 fn forecasts_are_close_to_measured_times() {
+    const BETWEEN_LAUNCHES_US: f64 = 12.0;
     let load = Load { requests: 1, context: 1024, prompt: 512 };
-    for (preset, device, tp, measured) in [
-        ("llama-8b", "h200", 1, 3.64),
-        ("llama-8b", "h200", 2, 2.05),
-        ("llama-70b", "h200", 2, 16.8),
-        ("qwen3-32b", "h200", 2, 8.19),
-        ("llama-1b", "h200", 2, 0.44),
-        ("llama-8b", "h100", 1, 5.04),
+    for (preset, device, tp, measured, latency_us) in [
+        ("llama-8b", "h200", 1, 3.64, None),
+        ("llama-8b", "h200", 2, 2.05, None),
+        ("llama-70b", "h200", 2, 16.8, None),
+        ("qwen3-32b", "h200", 2, 8.19, None),
+        ("llama-1b", "h200", 2, 0.44, None),
+        ("llama-8b", "h200", 4, 1.32, None),
+        ("llama-70b", "h200", 4, 9.08, None),
+        ("qwen3-32b", "h200", 4, 4.71, None),
+        ("llama-1b", "h200", 4, 0.32, None),
+        ("qwen3-30b-a3b", "h200", 1, 2.34, None),
+        ("qwen3-30b-a3b", "h200", 2, 1.84, None),
+        ("qwen3-30b-a3b", "h200", 4, 1.50, None),
+        ("mixtral-8x7b", "h200", 1, 6.25, None),
+        ("mixtral-8x7b", "h200", 2, 3.52, None),
+        ("mixtral-8x7b", "h200", 4, 2.09, None),
+        ("llama-8b", "h100", 1, 5.04, None),
+        ("llama-8b", "h200", 2, 2.56, Some(BETWEEN_LAUNCHES_US)),
+        ("llama-8b", "h200", 4, 1.79, Some(BETWEEN_LAUNCHES_US)),
+        ("llama-70b", "h200", 2, 17.74, Some(BETWEEN_LAUNCHES_US)),
+        ("llama-70b", "h200", 4, 10.40, Some(BETWEEN_LAUNCHES_US)),
+        ("qwen3-32b", "h200", 2, 9.54, Some(BETWEEN_LAUNCHES_US)),
+        ("llama-1b", "h200", 2, 0.70, Some(BETWEEN_LAUNCHES_US)),
+        ("llama-8b", "h100", 2, 3.27, Some(BETWEEN_LAUNCHES_US)),
+        ("llama-70b", "h100", 2, 24.65, Some(BETWEEN_LAUNCHES_US)),
+        ("qwen3-32b", "h100", 2, 12.5, Some(BETWEEN_LAUNCHES_US)),
+        ("llama-1b", "h100", 2, 0.80, Some(BETWEEN_LAUNCHES_US)),
     ] {
-        let hardware = Hardware::named(device).unwrap();
+        let mut hardware = Hardware::named(device).unwrap();
+        hardware.costs.latency_us = latency_us.unwrap_or(hardware.costs.latency_us);
         let options = EngineOptions::default();
         let found = &forecast(&model(preset), tp, Some((tp, 1)), &hardware, &options, load).unwrap()[0];
         let error = (found.token_ms / measured - 1.0).abs();

@@ -44,8 +44,8 @@ pub struct Hardware {
 }
 
 /// A row of the table of devices: name, bytes of memory, bytes per second of it, dense bf16 operations per second, bytes per second
-/// and direction of the links to others, and bytes per second of copies from host memory.
-type Row = (&'static str, f64, f64, f64, f64, f64);
+/// and direction of the links to others, bytes per second of copies from host memory, and microseconds of an all-reduce.
+type Row = (&'static str, f64, f64, f64, f64, f64, f64);
 
 /// Bytes per second of copies from host memory over PCIe 5.0 with 16 lanes, as measured on an H200, and over PCIe 4.0, which has half
 /// the rate.
@@ -53,24 +53,28 @@ const PCIE_5: f64 = 5.4e10;
 const PCIE_4: f64 = PCIE_5 / 2.0;
 
 /// The shares of the figures of data sheets that real steps reach, as measured with H100 and H200: reads of weights (2.99 of 3.35 and
-/// 4.28 of 4.8 TB/s), products of prompts of an 8B model (670 of 989 TFLOP/s), and all-reduces of 16 MiB (212 of 450 GB/s).
+/// 4.28 of 4.8 TB/s), products of prompts of an 8B model (670 of 989 TFLOP/s), and all-reduces of 16 MiB and more (270 to 300 of 450
+/// GB/s).
 const READ_SHARE: f64 = 0.89;
 const OPERATIONS_SHARE: f64 = 0.68;
-const LINK_SHARE: f64 = 0.47;
+const LINK_SHARE: f64 = 0.66;
 
-/// Microseconds that an all-reduce adds to a step with one request, besides its bytes. Steps of four models on two H200, whose layers are
-/// one launch, give 3 to 5. Between ranks in several processes, or of uneven parts, all-reduces are launches of their own, and 8 to 14.
+/// Microseconds that an all-reduce adds to a step with one request, besides its bytes: within the one launch of all layers, which CUDA has
+/// on GPUs of data centres from compute capability 9.0 on, and between launches. Steps of four models on two H200 give 3 to 5, and those
+/// of six on two and four H100 and H200, by builds without that launch, 8 to 14. Ranks in several processes, and those of uneven
+/// parts, have all-reduces between launches too.
 const ALL_REDUCE_US: f64 = 5.0;
+const ALL_REDUCE_BETWEEN_LAUNCHES_US: f64 = 12.0;
 
 /// Devices with the figures of their data sheets. Links are NVLink where the device has it, else PCIe 4.0 or 5.0 with 16 lanes.
 const DEVICES: [Row; 7] = [
-    ("a100", 80e9, 2.04e12, 3.12e14, 3.0e11, PCIE_4),
-    ("h100", 80e9, 3.35e12, 9.89e14, 4.5e11, PCIE_5),
-    ("h200", 141e9, 4.8e12, 9.89e14, 4.5e11, PCIE_5),
-    ("b200", 180e9, 8.0e12, 2.25e15, 9.0e11, PCIE_5),
-    ("l40s", 48e9, 8.64e11, 3.62e14, 3.2e10, PCIE_4),
-    ("rtx-4090", 24e9, 1.008e12, 1.65e14, 3.2e10, PCIE_4),
-    ("rtx-5090", 32e9, 1.79e12, 2.1e14, 6.4e10, PCIE_5),
+    ("a100", 80e9, 2.04e12, 3.12e14, 3.0e11, PCIE_4, ALL_REDUCE_BETWEEN_LAUNCHES_US),
+    ("h100", 80e9, 3.35e12, 9.89e14, 4.5e11, PCIE_5, ALL_REDUCE_US),
+    ("h200", 141e9, 4.8e12, 9.89e14, 4.5e11, PCIE_5, ALL_REDUCE_US),
+    ("b200", 180e9, 8.0e12, 2.25e15, 9.0e11, PCIE_5, ALL_REDUCE_US),
+    ("l40s", 48e9, 8.64e11, 3.62e14, 3.2e10, PCIE_4, ALL_REDUCE_BETWEEN_LAUNCHES_US),
+    ("rtx-4090", 24e9, 1.008e12, 1.65e14, 3.2e10, PCIE_4, ALL_REDUCE_BETWEEN_LAUNCHES_US),
+    ("rtx-5090", 32e9, 1.79e12, 2.1e14, 6.4e10, PCIE_5, ALL_REDUCE_BETWEEN_LAUNCHES_US),
 ];
 
 impl Hardware {
@@ -92,13 +96,13 @@ impl Hardware {
                 host_bandwidth: MeshCosts::HOST.memory_bandwidth,
             });
         }
-        let (name, memory, memory_bandwidth, operations, link_bandwidth, host_bandwidth) =
+        let (name, memory, memory_bandwidth, operations, link_bandwidth, host_bandwidth, latency_us) =
             DEVICES.into_iter().find(|(known, ..)| *known == name)?;
         let costs = MeshCosts {
             memory_bandwidth: memory_bandwidth * READ_SHARE,
             operations: operations * OPERATIONS_SHARE,
             link_bandwidth: link_bandwidth * LINK_SHARE,
-            latency_us: ALL_REDUCE_US,
+            latency_us,
             ..MeshCosts::ACCELERATORS
         };
         let memory = Some(memory as u64);

@@ -15,6 +15,8 @@ pub(super) struct StepCost {
     link_us: f64,
     /// Microseconds of the latency of exchanges.
     latency_us: f64,
+    /// Microseconds in which experts are chosen.
+    pub(super) choice_us: f64,
     /// Bytes that the step reads and writes.
     pub(super) bytes: f64,
 }
@@ -51,6 +53,9 @@ impl StepCost {
                 op => {
                     let work = costs.work(op, op, &operands, &results);
                     cost.bytes += work.bytes;
+                    if matches!(op, Op::MoeRoute(_)) {
+                        cost.choice_us += costs.choice_latency_us;
+                    }
                     let (read, compute) = (work.read_seconds(costs) * 1e6, work.compute_seconds(costs) * 1e6);
                     match compute > read {
                         true => cost.compute_us += compute,
@@ -72,7 +77,7 @@ impl StepCost {
 
     /// Microseconds of the step.
     pub(super) fn total_us(&self) -> f64 {
-        self.read_us + self.compute_us + self.exchange_us()
+        self.read_us + self.compute_us + self.choice_us + self.exchange_us()
     }
 
     /// The bottleneck.
@@ -82,6 +87,7 @@ impl StepCost {
             (self.compute_us, Bound::Operations),
             (self.link_us, Bound::LinkBandwidth),
             (self.latency_us, Bound::LinkLatency),
+            (self.choice_us, Bound::Choices),
         ];
         parts.into_iter().max_by(|(a, _), (b, _)| a.total_cmp(b)).map_or(Bound::Memory, |(_, bound)| bound)
     }

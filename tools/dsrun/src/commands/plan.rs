@@ -268,17 +268,30 @@ fn explained(forecast: &Forecast, hardware: &Hardware) -> String {
         ));
     }
     for (stage, own) in forecast.stages.iter().enumerate() {
-        let StageForecast { weights, states, step_us, read_us, compute_us, exchange_us, bound, .. } = own;
+        let StageForecast {
+            weights,
+            states,
+            step_us,
+            read_us,
+            compute_us,
+            exchange_us,
+            choice_us,
+            bound,
+            ..
+        } = own;
         let bound = match bound {
             Bound::Memory => "memory bandwidth",
             Bound::Operations => "operations",
             Bound::LinkBandwidth => "the bandwidth between devices",
             Bound::LinkLatency => "the latency between devices",
+            Bound::Choices => "the choice of experts",
             Bound::HostBandwidth => "copies of weights from host memory",
         };
+        let choosing =
+            if *choice_us > 0.0 { format!(", {choice_us:.0} choosing experts") } else { String::new() };
         lines.push(format!(
             "stage {} of {}: {} of weights and {} of states on each rank; a step takes {step_us:.0} us: {read_us:.0} reading, \
-             {compute_us:.0} computing, {exchange_us:.0} exchanging; bound by {bound}",
+             {compute_us:.0} computing, {exchange_us:.0} exchanging{choosing}; bound by {bound}",
             stage + 1,
             forecast.pp,
             Bytes(*weights),
