@@ -86,8 +86,8 @@ __device__ inline void reduce_flat(const ReduceParams& p, const Places* places, 
             }
         }
         EACH next[i] = {sums[i][0].write(reduction, p.ranks), sums[i][1].write(reduction, p.ranks)};
-        for (int i_rank = 1; i_rank <= p.ranks; ++i_rank) {
-            Vector* y = (Vector*)places[(p.rank + i_rank) % p.ranks].y.first;
+        for (int step = 1; step <= p.ranks; ++step) {
+            Vector* y = (Vector*)places[(p.rank + step) % p.ranks].y.first;
             EACH store_words(y + AT, next[i]);
         }
 #undef EACH

@@ -2,6 +2,7 @@
 //!
 //! A rank owns a mailbox, to which the others write packets: 8 bytes of data in two words, each with the number of its round. So
 //! data carries its own flag, and stores need no ordering. Rounds are counted on the device, so a captured graph can be replayed.
+//! Large all-reduces exchange only the addresses of tensors in mailboxes.
 //! `kernels/collective/exchange.cuh` has the protocol.
 
 use super::members::Members;
