@@ -323,7 +323,8 @@ fn forecast_mesh(
             hardware.network.is_some_and(|network| network.separates(pair.into_iter()))
         });
         let sends = hardware.link(&step, next.into_iter().flat_map(|(from, to)| [from, to]));
-        let all = ranks_of(stage).map(|rank| StepCost::of(&programs[rank], &within, &sends, tp));
+        let all = ranks_of(stage)
+            .map(|rank| StepCost::of(&programs[rank], &within, &sends, tp, hardware.choice_us));
         let all = all.collect::<Result<Vec<_>, Error>>()?;
         let slowest = all.into_iter().max_by(|a, b| a.total_us().total_cmp(&b.total_us()));
         slowest.ok_or_else(|| Error::internal("a stage has no ranks"))

@@ -172,7 +172,7 @@ fn forecasts_follow_from_bytes_and_bandwidth() {
 /// were measured with builds whose all-reduces are all between launches, which take longer.
 #[test]
 fn forecasts_are_close_to_measured_times() {
-    const BETWEEN_LAUNCHES_US: f64 = 12.0;
+    let between_launches = Some(Hardware::named("a100").unwrap().costs.latency_us);
     let load = Load { requests: 1, context: 1024, prompt: 512 };
     for (preset, device, tp, measured, latency_us) in [
         ("llama-8b", "h200", 1, 3.64, None),
@@ -191,16 +191,16 @@ fn forecasts_are_close_to_measured_times() {
         ("mixtral-8x7b", "h200", 2, 3.52, None),
         ("mixtral-8x7b", "h200", 4, 2.09, None),
         ("llama-8b", "h100", 1, 5.04, None),
-        ("llama-8b", "h200", 2, 2.56, Some(BETWEEN_LAUNCHES_US)),
-        ("llama-8b", "h200", 4, 1.79, Some(BETWEEN_LAUNCHES_US)),
-        ("llama-70b", "h200", 2, 17.74, Some(BETWEEN_LAUNCHES_US)),
-        ("llama-70b", "h200", 4, 10.40, Some(BETWEEN_LAUNCHES_US)),
-        ("qwen3-32b", "h200", 2, 9.54, Some(BETWEEN_LAUNCHES_US)),
-        ("llama-1b", "h200", 2, 0.70, Some(BETWEEN_LAUNCHES_US)),
-        ("llama-8b", "h100", 2, 3.27, Some(BETWEEN_LAUNCHES_US)),
-        ("llama-70b", "h100", 2, 24.65, Some(BETWEEN_LAUNCHES_US)),
-        ("qwen3-32b", "h100", 2, 12.5, Some(BETWEEN_LAUNCHES_US)),
-        ("llama-1b", "h100", 2, 0.80, Some(BETWEEN_LAUNCHES_US)),
+        ("llama-8b", "h200", 2, 2.56, between_launches),
+        ("llama-8b", "h200", 4, 1.79, between_launches),
+        ("llama-70b", "h200", 2, 17.74, between_launches),
+        ("llama-70b", "h200", 4, 10.40, between_launches),
+        ("qwen3-32b", "h200", 2, 9.54, between_launches),
+        ("llama-1b", "h200", 2, 0.70, between_launches),
+        ("llama-8b", "h100", 2, 3.27, between_launches),
+        ("llama-70b", "h100", 2, 24.65, between_launches),
+        ("qwen3-32b", "h100", 2, 12.5, between_launches),
+        ("llama-1b", "h100", 2, 0.80, between_launches),
     ] {
         let mut hardware = Hardware::named(device).unwrap();
         hardware.costs.latency_us = latency_us.unwrap_or(hardware.costs.latency_us);

@@ -37,6 +37,8 @@ pub struct Hardware {
     pub dtype: Option<DType>,
     /// Its speeds.
     pub costs: MeshCosts,
+    /// Microseconds until the experts of a layer are chosen, in which none of their weights can be read.
+    pub choice_us: f64,
     /// The network, if the devices are those of several hosts.
     pub network: Option<Network>,
     /// Bytes per second that the device copies from pinned host memory.
@@ -66,6 +68,9 @@ const LINK_SHARE: f64 = 0.66;
 const ALL_REDUCE_US: f64 = 5.0;
 const ALL_REDUCE_BETWEEN_LAUNCHES_US: f64 = 12.0;
 
+/// Microseconds of a choice of experts. Steps of two models on one, two and four H200 give 11 to 19; other devices were not measured.
+const CHOICE_US: f64 = 15.0;
+
 /// Devices with the figures of their data sheets. Links are NVLink where the device has it, else PCIe 4.0 or 5.0 with 16 lanes.
 const DEVICES: [Row; 7] = [
     ("a100", 80e9, 2.04e12, 3.12e14, 3.0e11, PCIE_4, ALL_REDUCE_BETWEEN_LAUNCHES_US),
@@ -92,6 +97,7 @@ impl Hardware {
                 memory: None,
                 dtype: Some(DType::F32),
                 costs,
+                choice_us: 0.0,
                 network: None,
                 host_bandwidth: MeshCosts::HOST.memory_bandwidth,
             });
@@ -106,7 +112,15 @@ impl Hardware {
             ..MeshCosts::ACCELERATORS
         };
         let memory = Some(memory as u64);
-        Some(Self { name: name.into(), memory, dtype: None, costs, network: None, host_bandwidth })
+        Some(Self {
+            name: name.into(),
+            memory,
+            dtype: None,
+            costs,
+            choice_us: CHOICE_US,
+            network: None,
+            host_bandwidth,
+        })
     }
 
     /// The costs of exchanges between these ranks: those of the network if they are on different hosts.

@@ -22,9 +22,16 @@ pub(super) struct StepCost {
 }
 
 impl StepCost {
-    /// Computes the cost of a program whose tensor axis has `ranks` ranks. `sends` are the costs of the link to the next stage.
+    /// Computes the cost of a program whose tensor axis has `ranks` ranks. `sends` are the costs of the link to the next stage, and
+    /// `choice_us` the microseconds in which the experts of a layer are chosen.
     /// Segments that few steps run are ignored.
-    pub(super) fn of(program: &Program, costs: &MeshCosts, sends: &MeshCosts, ranks: usize) -> Result<Self> {
+    pub(super) fn of(
+        program: &Program,
+        costs: &MeshCosts,
+        sends: &MeshCosts,
+        ranks: usize,
+        choice_us: f64,
+    ) -> Result<Self> {
         let mut cost = Self::default();
         let usual = |segment: usize| {
             let name = program.segments.get(segment).map(|segment| segment.name.as_str());
@@ -54,7 +61,7 @@ impl StepCost {
                     let work = costs.work(op, op, &operands, &results);
                     cost.bytes += work.bytes;
                     if matches!(op, Op::MoeRoute(_)) {
-                        cost.choice_us += costs.choice_latency_us;
+                        cost.choice_us += choice_us;
                     }
                     let (read, compute) = (work.read_seconds(costs) * 1e6, work.compute_seconds(costs) * 1e6);
                     match compute > read {

@@ -22,8 +22,6 @@ pub struct MeshCosts {
     pub latency_us: f64,
     /// Microseconds of an all-gather or a reduce-scatter, besides its bytes.
     pub gather_latency_us: f64,
-    /// Microseconds until the experts of a layer are chosen, during which none of their weights can be read.
-    pub choice_latency_us: f64,
     /// Tokens of the step.
     pub tokens: usize,
     /// Sequences of the step, each of which has a KV cache of its own to read.
@@ -70,14 +68,13 @@ const SECOND: f64 = 1e12;
 
 impl MeshCosts {
     /// Accelerators with their own memory and fast links between them. The figures are chosen, as round numbers of this kind of
-    /// device, but for the time of a choice: steps of two models on one, two and four H200 give 11 to 19.
+    /// device, and not measured.
     pub const ACCELERATORS: Self = Self {
         memory_bandwidth: 3e12,
         operations: 4e14,
         link_bandwidth: 2e11,
         latency_us: 4.0,
         gather_latency_us: 10.0,
-        choice_latency_us: 15.0,
         tokens: 16,
         sequences: 16,
         context: 1024,
@@ -91,7 +88,6 @@ impl MeshCosts {
         link_bandwidth: 4e9,
         latency_us: 20.0,
         gather_latency_us: 20.0,
-        choice_latency_us: 0.0,
         ..Self::ACCELERATORS
     };
 
@@ -108,7 +104,6 @@ impl MeshCosts {
         let not_negative = [
             ("latency-us", self.latency_us),
             ("gather-latency-us", self.gather_latency_us),
-            ("choice-latency-us", self.choice_latency_us),
             ("memory-price", self.memory_price),
         ];
         let wrong = |(field, value): (&str, f64), rule: &str| {
