@@ -16,66 +16,108 @@ use dsrun_core::{
 };
 use dsrun_cpu::CpuBackend;
 use dsrun_cuda::CudaBackend;
-use dsrun_test_support::Requirement;
+use dsrun_test_support::{Missing, Requirement};
 use dsrun_wgpu::WgpuBackend;
 use libtest_mimic::{Completion, Failed, Trial};
-use std::{process::ExitCode, sync::Arc};
+use std::{
+    collections::VecDeque,
+    process::ExitCode,
+    sync::{Arc, Mutex, OnceLock},
+};
 
 /// Failures of a table that are shown in full; of the rest the identifiers are.
 const SHOWN: usize = 12;
 
 /// Cases of an op and element type on a backend whose device may be a GPU's driver that computes on the CPU, and slowly. They are
 /// spread evenly over all cases; `dsrun-conformance run` runs all.
-const SLICE: usize = 8;
+const SLICE: usize = 4;
 
 /// How many simpler cases are tried when a drawn one fails.
 const TRIES: usize = 200;
 
 fn main() -> ExitCode {
-    let backends: [Arc<dyn Backend>; 4] = [
-        Arc::new(CpuBackend::new()),
-        Arc::new(CandleBackend::new()),
-        Arc::new(CudaBackend::new()),
-        Arc::new(WgpuBackend::new()),
+    let all = |_: &Group| true;
+    let runs = [
+        Run::new("cpu", Arc::new(CpuBackend::new()), all),
+        Run::new("candle", Arc::new(CandleBackend::new()), all),
+        Run::new("cuda", Arc::new(CudaBackend::new()), all),
+        Run::new("wgpu", Arc::new(WgpuBackend::new()), all),
+        // Here every weight of more than four rows is longer than a binding.
+        Run::new("wgpu_parts", Arc::new(WgpuBackend::with_weight_parts(1)), |group| {
+            WEIGHTED.contains(&group.op())
+        }),
+        // The kernels for cooperative matrices, which software adapters lack.
+        Run::new("wgpu_matrices", Arc::new(WgpuBackend::with_emulated_matrices()), |group| {
+            MULTIPLYING.contains(&group.op())
+        }),
     ];
-    let all = |backend: Arc<dyn Backend>| trials(&backend.info().name.clone(), backend, |_| true);
-    // Here every weight of more than four rows is longer than a binding.
-    let parts = trials("wgpu_parts", Arc::new(WgpuBackend::with_weight_parts(1)), |group| {
-        WEIGHTED.contains(&group.op())
-    });
-    // The kernels for cooperative matrices, which software adapters lack.
-    let matrices = trials("wgpu_matrices", Arc::new(WgpuBackend::with_emulated_matrices()), |group| {
-        MULTIPLYING.contains(&group.op())
-    });
-    dsrun_test_support::run(backends.into_iter().flat_map(all).chain(parts).chain(matrices).collect())
+    // The runs of a group one after the other, so that its items are made once.
+    let of = |group: Group| {
+        let runs = runs.iter().filter(move |run| (run.keeps)(&group));
+        runs.map(move |run| run.trial(group))
+    };
+    dsrun_test_support::run(groups().flat_map(of).collect())
 }
 
 /// The ops that read weights.
 const WEIGHTED: &[&str] = &["embed", "linear", "linear_w8a8", "grouped_linear", "head_linear"];
 
-/// The tests of a backend, of the groups that are `kept`.
-fn trials(name: &str, backend: Arc<dyn Backend>, kept: impl Fn(&Group) -> bool) -> Vec<Trial> {
-    let slow = name.starts_with("wgpu");
-    let requirement = if slow { Requirement::Adapter } else { Requirement::Gpu };
-    let no_device = requirement.missing(format!("{name} finds no device"));
-    let missing = match backend.devices() {
-        Ok(devices) if devices.is_empty() => Some(no_device),
-        Ok(_) => None,
-        Err(error) => Some(no_device.with_detail(error)),
-    };
-    let one = |group: Group| {
-        let (backend, missing) = (backend.clone(), missing.clone());
-        let title = format!("{name}::{}", group.name().replace('/', "::"));
+/// The ops whose many rows are multiplied by matrices.
+const MULTIPLYING: &[&str] = &["linear", "norm_linear", "linear_add", "mlp_input", "attention_input"];
+
+/// A backend, and the groups that it is held to.
+struct Run {
+    name: &'static str,
+    backend: Arc<dyn Backend>,
+    keeps: fn(&Group) -> bool,
+    /// Why it cannot run here.
+    missing: Option<Missing>,
+    slow: bool,
+}
+
+impl Run {
+    fn new(name: &'static str, backend: Arc<dyn Backend>, keeps: fn(&Group) -> bool) -> Self {
+        let slow = name.starts_with("wgpu");
+        let requirement = if slow { Requirement::Adapter } else { Requirement::Gpu };
+        let no_device = requirement.missing(format!("{name} finds no device"));
+        let missing = match backend.devices() {
+            Ok(devices) if devices.is_empty() => Some(no_device),
+            Ok(_) => None,
+            Err(error) => Some(no_device.with_detail(error)),
+        };
+        Self { name, backend, keeps, missing, slow }
+    }
+
+    fn trial(&self, group: Group) -> Trial {
+        let (backend, missing, slow) = (self.backend.clone(), self.missing.clone(), self.slow);
+        let title = format!("{}::{}", self.name, group.name().replace('/', "::"));
         Trial::ignorable_test(title, move || match missing {
             Some(missing) => missing.outcome(),
             None => hold(backend, group, slow.then_some(SLICE)).map(|()| Completion::Completed),
         })
-    };
-    groups().filter(kept).map(one).collect()
+    }
 }
 
-/// The ops whose many rows are multiplied by matrices.
-const MULTIPLYING: &[&str] = &["linear", "norm_linear", "linear_add", "mlp_input", "attention_input"];
+/// The items of a group, which are kept until others have been asked for.
+fn items_of(group: Group) -> Arc<Vec<Item>> {
+    type Made = Arc<OnceLock<Arc<Vec<Item>>>>;
+    /// One for each thread of most machines that build this, and one more.
+    const KEPT: usize = 3;
+    static LAST: Mutex<VecDeque<(String, Made)>> = Mutex::new(VecDeque::new());
+    let made = {
+        let mut last = LAST.lock().expect("no test panics while it holds this");
+        let name = group.name();
+        if let Some((_, made)) = last.iter().find(|(kept, _)| *kept == name) {
+            made.clone()
+        } else {
+            last.truncate(KEPT - 1);
+            let made = Made::default();
+            last.push_front((name, made.clone()));
+            made
+        }
+    };
+    made.get_or_init(|| Arc::new(group.items(SEED, DRAWN))).clone()
+}
 
 /// Runs the items of a group: all, or so many, spread evenly.
 fn hold(backend: Arc<dyn Backend>, group: Group, slice: Option<usize>) -> Result<(), Failed> {
@@ -86,19 +128,16 @@ fn hold(backend: Arc<dyn Backend>, group: Group, slice: Option<usize>) -> Result
     let quantised = (slice.is_none() && subject.claims(Profile::LlmCore1)).then_some(Profile::LlmQuant1);
     let claimed = Profile::ALL.into_iter().filter(|profile| subject.claims(*profile));
     let profiles: Vec<Profile> = claimed.chain(quantised).collect();
-    let mut items = group.items(SEED, DRAWN);
-    if let Some(slice) = slice {
-        let step = items.len().div_ceil(slice).max(1);
-        items = items.into_iter().step_by(step).collect();
-    }
-    let count = items.len();
-    let mut wrong = Vec::new();
-    for item in items {
+    let items = items_of(group);
+    let step = slice.map_or(1, |slice| items.len().div_ceil(slice).max(1));
+    let (mut wrong, mut count) = (Vec::new(), 0);
+    for item in items.iter().step_by(step) {
+        count += 1;
         let report = item.run(&subject);
-        if !fails(&report, &item, &subject, &profiles) {
+        if !fails(&report, item, &subject, &profiles) {
             continue;
         }
-        wrong.push(simplest(&item, &subject, &profiles).unwrap_or(report));
+        wrong.push(simplest(item, &subject, &profiles).unwrap_or(report));
     }
     if wrong.is_empty() {
         return Ok(());

@@ -1,10 +1,12 @@
-//! Kernels compile for the architectures, without a GPU: each for one of those that need it, each entry for all of them, and with
-//! `DSRUN_TEST_WHOLE=1` each for all.
+//! Kernels compile for the architectures, without a GPU: each value of each constant of an entry, and each entry and element type
+//! for each architecture that needs it. With `DSRUN_TEST_WHOLE=1` all kernels do, which takes half an hour.
 //!
 //! Needs NVRTC, for example from `pip install nvidia-cuda-nvrtc` with `DSRUN_CUDA_LIBRARIES` naming its `lib` folder.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "compile/choice.rs"]
+mod choice;
 #[path = "compile/decoder.rs"]
 mod decoder;
 #[path = "compile/experts.rs"]
@@ -14,6 +16,7 @@ mod latents;
 #[path = "compile/outlined.rs"]
 mod outlined;
 
+use choice::{chosen, features};
 use decoder::{decoder_calls, summed_decoder_calls};
 use dsrun_core::{
     BlockFormat, DType, TensorDesc, WeightFormat, WeightType,
@@ -43,8 +46,7 @@ use experts::{expert_calls, mixture_calls};
 use latents::latent_calls;
 use outlined::{attention_and_quantisation, token_calls};
 use std::{
-    collections::{BTreeMap, HashSet},
-    env,
+    collections::HashSet,
     path::Path,
     sync::{Arc, LazyLock},
 };
@@ -54,14 +56,11 @@ test_main![
     kernels_compile_for_ampere,
     kernels_compile_for_hopper,
     kernels_compile_for_blackwell,
-    every_kernel_is_compiled,
+    every_constant_is_compiled,
 ];
 
 /// Compute capabilities, one of each generation of tensor cores.
 const CAPABILITIES: [u32; 4] = [75, 80, 90, 100];
-
-/// The environment variable that has all kernels compiled for all capabilities that need them.
-const WHOLE: &str = "DSRUN_TEST_WHOLE";
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -490,48 +489,21 @@ fn needed(capability: u32) -> HashSet<KernelSpec> {
     of_calls.chain(of_layers).chain([copy_kernel()]).chain(exchange_kernel_specs().unwrap()).collect()
 }
 
-/// The kernels that are compiled for each of [`CAPABILITIES`]. Those of an entry differ in types and sizes, so they are dealt in turns
-/// to the capabilities that need them.
-fn dealt() -> [HashSet<KernelSpec>; CAPABILITIES.len()] {
-    let needed = CAPABILITIES.map(needed);
-    if env::var_os(WHOLE).is_some_and(|value| !value.is_empty()) {
-        return needed;
-    }
-    let mut entries: BTreeMap<_, Vec<&KernelSpec>> = BTreeMap::new();
-    for spec in needed.iter().flatten().collect::<HashSet<_>>() {
-        entries.entry((spec.unit, spec.entry)).or_default().push(spec);
-    }
-    let mut dealt = CAPABILITIES.map(|_| HashSet::new());
-    for mut specs in entries.into_values() {
-        // The same in every run.
-        specs.sort_by_key(|spec| format!("{spec:?}"));
-        for (index, needed) in needed.iter().enumerate() {
-            let first = specs.iter().find(|spec| needed.contains(**spec));
-            dealt[index].extend(first.map(|spec| (*spec).clone()));
-        }
-        for (turn, spec) in specs.into_iter().enumerate() {
-            let users: Vec<usize> =
-                (0..CAPABILITIES.len()).filter(|index| needed[*index].contains(spec)).collect();
-            dealt[users[turn % users.len()]].insert(spec.clone());
-        }
-    }
-    dealt
-}
-
-static DEALT: LazyLock<[HashSet<KernelSpec>; CAPABILITIES.len()]> = LazyLock::new(dealt);
+static CHOSEN: LazyLock<[HashSet<KernelSpec>; CAPABILITIES.len()]> =
+    LazyLock::new(|| chosen(CAPABILITIES.map(needed)));
 
 fn nvrtc_is_missing(error: dsrun_core::Error) -> Missing {
     Requirement::Nvrtc.missing("the library cannot be loaded").with_detail(error)
 }
 
-/// Compiles the kernels that one of [`CAPABILITIES`] is dealt.
+/// Compiles the kernels that are chosen for one of [`CAPABILITIES`].
 fn compile(capability: u32) -> TestResult {
     Library::Nvrtc.require().map_err(nvrtc_is_missing)?;
     let index = CAPABILITIES.iter().position(|known| *known == capability).unwrap();
     // What has not changed since the last run need not be compiled again.
     let cache = Cache::new(Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")));
     let compiler = Compiler::new(capability, cache).unwrap();
-    let specs = &DEALT[index];
+    let specs = &CHOSEN[index];
     let failures: Vec<String> =
         specs.iter().filter_map(|spec| compiler.build(spec).err()).map(|error| error.to_string()).collect();
     assert!(failures.is_empty(), "{} of {} fail; the first:\n{}", failures.len(), specs.len(), failures[0]);
@@ -554,17 +526,29 @@ fn kernels_compile_for_blackwell() -> TestResult {
     compile(100)
 }
 
-/// Nothing is left out: every kernel is compiled for a capability that needs it, and every capability has all its entries.
-fn every_kernel_is_compiled() {
+/// Nothing is left out: all features of kernels are compiled, and they are kernels that the capability needs.
+fn every_constant_is_compiled() {
     let names = |specs: &HashSet<KernelSpec>| -> HashSet<_> {
         specs.iter().map(|spec| (spec.unit, spec.entry)).collect()
     };
-    let compiled: HashSet<&KernelSpec> = DEALT.iter().flatten().collect();
+    let of = |index: usize, specs: &HashSet<KernelSpec>| -> HashSet<_> {
+        let named = |spec: &KernelSpec| -> Vec<_> {
+            features(index, spec)
+                .iter()
+                .map(|one| format!("{} of {}: {one:?}", spec.entry, spec.unit))
+                .collect()
+        };
+        specs.iter().flat_map(named).collect()
+    };
+    let compiled: HashSet<_> =
+        CHOSEN.iter().enumerate().flat_map(|(index, specs)| of(index, specs)).collect();
     for (index, capability) in CAPABILITIES.into_iter().enumerate() {
         let needed = needed(capability);
         assert!(needed.len() > 100, "only {} kernels for {capability}", needed.len());
-        assert_eq!(names(&needed), names(&DEALT[index]), "entries for {capability}");
-        assert!(DEALT[index].is_subset(&needed), "kernels that {capability} does not need");
-        assert!(needed.iter().all(|spec| compiled.contains(spec)), "kernels of {capability}");
+        assert_eq!(names(&needed), names(&CHOSEN[index]), "entries for {capability}");
+        assert!(CHOSEN[index].is_subset(&needed), "kernels that {capability} does not need");
+        let all = of(index, &needed);
+        let missing: Vec<_> = all.difference(&compiled).collect();
+        assert!(missing.is_empty(), "for {capability} nothing has {missing:?}");
     }
 }

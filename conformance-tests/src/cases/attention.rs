@@ -3,6 +3,7 @@
 mod setups;
 mod special;
 
+use super::wanted::is_wanted;
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
     draw::Draw,
@@ -144,9 +145,9 @@ pub(super) fn paged(dtype: DType) -> Vec<Case> {
     let one = |(number, setup): (usize, Setup)| {
         let id = format!("paged_attention/{dtype}/{}", setup.label);
         let random = Random::named(&id);
-        paged_case(dtype, id, random, &setup, Values::USUAL[number % 3])
+        is_wanted(&id).then(|| paged_case(dtype, id, random, &setup, Values::USUAL[number % 3]))
     };
-    all.map(one).collect()
+    all.filter_map(one).collect()
 }
 
 pub(super) fn drawn_paged(dtype: DType, draw: &mut Draw) -> Case {
@@ -281,6 +282,9 @@ pub(super) fn unpaged(dtype: DType) -> Vec<Case> {
         }
         lengths(&mut setup);
         let id = format!("attention/{dtype}/{}", setup.label);
+        if !is_wanted(&id) {
+            continue;
+        }
         let random = Random::named(&id);
         cases.push(unpaged_case(dtype, id.clone(), random.clone(), &setup, Values::USUAL[number % 3]));
         // Encoders are bidirectional, and so are their windows and distances.

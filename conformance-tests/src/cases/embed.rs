@@ -3,6 +3,7 @@
 use super::{
     linear::{columns_of, drawn_weight, formats, goes_with},
     plane::drawn_layout,
+    wanted::is_wanted,
 };
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
@@ -44,6 +45,9 @@ pub(super) fn embed(dtype: DType) -> Vec<Case> {
         let many = if matches!(format, WeightFormat::Dense(_)) { MANY } else { &[] };
         for (number, shape) in SHAPES.iter().chain(many).enumerate() {
             let id = format!("embed_{format}/{dtype}/{}", shape.0);
+            if !is_wanted(&id) {
+                continue;
+            }
             let random = Random::named(&id);
             // Unequal extents meet all operands.
             let with_positions = number % 2 == 1 || shape.0 == "extent";

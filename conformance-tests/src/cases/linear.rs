@@ -1,6 +1,9 @@
 //! Cases of `linear`, and the weights that other tables use too.
 
-use super::plane::{self, drawn_layout};
+use super::{
+    plane::{self, drawn_layout},
+    wanted::is_wanted,
+};
 use crate::{
     case::{CallCase, Case, Expected, Layout, Operand, Weight},
     draw::Draw,
@@ -268,6 +271,9 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
         for (number, (label, m, n, k, layout)) in shapes.enumerate() {
             let k = columns_of(format, k);
             let id = format!("linear_{format}/{dtype}/{label}");
+            if !is_wanted(&id) {
+                continue;
+            }
             let product = Product {
                 random: Random::named(&id),
                 id,
@@ -285,11 +291,12 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
         }
         if format == WeightFormat::Dense(dtype) {
             let shapes = THRESHOLDS.iter().copied().enumerate();
-            cases.extend(shapes.map(|(number, (label, m, n, k, layout))| {
+            cases.extend(shapes.filter_map(|(number, (label, m, n, k, layout))| {
                 let id = format!("linear_{format}/{dtype}/{label}");
                 let values = Values::USUAL[number % 2];
                 let (random, bias, to) = (Random::named(&id), number % 2 == 1, dtype);
-                Product { id, format, sizes: [m, n, k], layout, values, bias, to, random }.case(dtype)
+                let product = Product { id, format, sizes: [m, n, k], layout, values, bias, to, random };
+                is_wanted(&product.id).then(|| product.case(dtype))
             }));
             let special = [Values::Rare, Values::Zeros, Values::Large];
             cases.extend(special.map(|values| special_case(dtype, values)));

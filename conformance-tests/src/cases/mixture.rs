@@ -5,6 +5,7 @@ use super::{
     linear::{columns_of, random_weight},
     moe::{SHAPES, Shape, drawn_shape, formats, other},
     region,
+    wanted::is_wanted,
 };
 use crate::{
     case::{CallCase, Case, Expected, Layout, Operand, Weight},
@@ -117,7 +118,7 @@ pub(super) fn mixture(dtype: DType) -> Vec<Case> {
         };
         let id = format!("mixture/{dtype}/{label}");
         let random = Random::named(&id);
-        mixture_case(dtype, id, random, (rows, experts, slots, layout), &variant)
+        is_wanted(&id).then(|| mixture_case(dtype, id, random, (rows, experts, slots, layout), &variant))
     };
     let special = {
         let (score, format) = (RouterScore::Softmax, WeightFormat::Dense(dtype));
@@ -126,7 +127,7 @@ pub(super) fn mixture(dtype: DType) -> Vec<Case> {
         let random = Random::named(&id);
         mixture_case(dtype, id, random, (33, 6, 2, Layout::default()), &variant)
     };
-    SHAPES.iter().enumerate().map(case).chain([special]).collect()
+    SHAPES.iter().enumerate().filter_map(case).chain([special]).collect()
 }
 
 pub(super) fn drawn_mixture(dtype: DType, draw: &mut Draw) -> Case {

@@ -4,6 +4,7 @@ use super::{
     EXPONENTIAL,
     linear::{columns_of, random_weight},
     plane::drawn_layout,
+    wanted::is_wanted,
 };
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
@@ -308,11 +309,14 @@ impl Assignments {
 fn of_shapes(name: &str, dtype: DType, case: impl Fn(String, Random, Assignments) -> Case) -> Vec<Case> {
     let of = |(label, rows, experts, slots, layout): &Shape| {
         let id = format!("{name}/{dtype}/{label}");
+        if !is_wanted(&id) {
+            return None;
+        }
         let mut random = Random::named(&id);
         let assignments = Assignments::new(&mut random, (*rows, *experts, *slots, *layout));
-        case(id, random, assignments)
+        Some(case(id, random, assignments))
     };
-    SHAPES.iter().map(of).collect()
+    SHAPES.iter().filter_map(of).collect()
 }
 
 /// Cases of special values: their labels and distributions. With few NaN, the rows of an expert beside that with NaN are right.

@@ -1,5 +1,6 @@
 //! Planes, which are activation matrices `[rows, features]`: their shapes, layouts and values.
 
+use super::wanted::is_wanted;
 use crate::{
     case::Layout,
     draw::Draw,
@@ -89,6 +90,7 @@ pub(super) fn planes(
             planes.push(Plane { id, rows, features, layout, values: *values, random, number });
         }
     }
+    planes.retain(|plane| is_wanted(&plane.id));
     planes
 }
 

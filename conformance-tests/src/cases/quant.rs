@@ -5,6 +5,7 @@ use super::{
     norm::Head,
     plane::{Plane, ROWS, drawn, drawn_layout, planes, threshold_planes},
     region::{HeadsCase, HeadsOf, Variant, op, outputs, rounded},
+    wanted::is_wanted,
 };
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand, Weight},
@@ -372,6 +373,9 @@ pub(super) fn linear_w8a8_heads(dtype: DType) -> Vec<Case> {
         // Variants with and without rotation and per-head norms; steps of 3 keep the first kind.
         for (suffix, variant) in [("", 6 * (index % 2)), ("_more", 3 * (index % 2) + 7 * index + 2)] {
             let id = format!("linear_w8a8_heads/{dtype}/{label}{suffix}");
+            if !is_wanted(&id) {
+                continue;
+            }
             let random = Random::named(&id);
             cases.push(heads_case(id, dtype, heads, Variant::number(variant), random, 4 * index));
         }

@@ -4,6 +4,7 @@ use super::{
     linear::{INPUTS, MULTIPLICATIONS, OUTPUTS, drawn_weight, formats, goes_with, scale_bytes},
     plane::{Plane, ROWS, drawn, drawn_layout, planes, threshold_planes},
     quant::KINDS,
+    wanted::is_wanted,
 };
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand, Weight},
@@ -203,7 +204,8 @@ pub(super) fn linear_a8(dtype: DType) -> Vec<Case> {
         let extremes = EXTREME_SHAPES.iter().enumerate();
         let extremes =
             extremes.map(|(number, shape)| Product::of(dtype, format, *shape, Integers::Extreme, number));
-        cases.extend(shapes.chain(extremes).map(|product| product.case(dtype)));
+        let wanted = shapes.chain(extremes).filter(|product| is_wanted(&product.id));
+        cases.extend(wanted.map(|product| product.case(dtype)));
         if format == WeightFormat::Group(GroupFormat::INT8) {
             cases.push(Product::of(dtype, format, LARGE_SHAPE, Integers::Large, 0).case(dtype));
         }

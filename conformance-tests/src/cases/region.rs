@@ -4,6 +4,7 @@ use super::{
     linear::random_weight,
     norm::Head,
     plane::{Plane, ROWS, drawn, drawn_layout, region_planes},
+    wanted::is_wanted,
 };
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand, Weight},
@@ -130,7 +131,7 @@ fn batches(op: &str, dtype: DType) -> Vec<(Plane, Option<Kind>)> {
         let plane = Plane { id, rows, features, layout, values, random, number: 3 * number };
         (plane, Some(Kind { results, format: WeightFormat::Dense(dtype), bias: number % 2 == 1 }))
     };
-    BATCHES.iter().enumerate().map(batch).collect()
+    BATCHES.iter().enumerate().map(batch).filter(|(plane, _)| is_wanted(&plane.id)).collect()
 }
 
 /// The gate of a region that may skip a rounding to `dtype` that its body does.
@@ -388,20 +389,26 @@ pub(super) fn attention_input(dtype: DType) -> Vec<Case> {
         let variant = Variant::number(number);
         let heads = ([6, 64], [4, 2, 16, 8], layout(0, Some(5)));
         let id = format!("attention_input/{dtype}/{}", variant.label());
-        let random = Random::named(&id);
-        cases.push(attention_case(id, dtype, heads, variant, random, number));
+        if is_wanted(&id) {
+            let random = Random::named(&id);
+            cases.push(attention_case(id, dtype, heads, variant, random, number));
+        }
     }
     for (number, (label, heads)) in HEADS.iter().copied().enumerate() {
         // Steps of 7 go through all variants before one is repeated.
         let variant = Variant::number(7 * number);
         let id = format!("attention_input/{dtype}/{label}");
-        let random = Random::named(&id);
-        cases.push(attention_case(id, dtype, heads, variant, random, number));
+        if is_wanted(&id) {
+            let random = Random::named(&id);
+            cases.push(attention_case(id, dtype, heads, variant, random, number));
+        }
     }
     for (label, heads, variant) in MANY_HEADS.iter().copied() {
         let id = format!("attention_input/{dtype}/{label}");
-        let random = Random::named(&id);
-        cases.push(attention_case(id, dtype, heads, variant, random, 0));
+        if is_wanted(&id) {
+            let random = Random::named(&id);
+            cases.push(attention_case(id, dtype, heads, variant, random, 0));
+        }
     }
     cases
 }

@@ -1,6 +1,9 @@
 //! Cases of `logit_process`, `argmax` and `sample`.
 
-use super::plane::{Plane, drawn, drawn_layout, planes, special_planes, threshold_planes};
+use super::{
+    plane::{Plane, drawn, drawn_layout, planes, special_planes, threshold_planes},
+    wanted::is_wanted,
+};
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
     draw::Draw,
@@ -298,6 +301,9 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
     for (label, rows, vocabulary) in ROWS.iter().copied() {
         for (filter, filters) in FILTERS {
             let id = format!("sample_{filter}/{dtype}/{label}");
+            if !is_wanted(&id) {
+                continue;
+            }
             let mut random = Random::named(&id);
             let logits = random.scaled(dtype, &[rows, vocabulary], Values::Uniform, 6.0);
             let layout = Layout::strided(random.pick(&[0, 8]), 0);
@@ -308,6 +314,9 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
             [(Values::HeavyTailed, None), (Values::Special, Some(rows / 2)), (Values::Uniform, Some(0))]
         {
             let id = format!("sample_mixed_{}/{dtype}/{label}", format!("{values:?}").to_lowercase());
+            if !is_wanted(&id) {
+                continue;
+            }
             let mut random = Random::named(&id);
             let mut logits = random.tensor(dtype, &[rows, vocabulary], values);
             for bits in &mut logits.bits {
@@ -323,6 +332,9 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
     for (label, rows, vocabulary) in UNUSUAL_ROWS.iter().copied() {
         for (filter, filters) in UNUSUAL_FILTERS {
             let id = format!("sample_{filter}/{dtype}/{label}");
+            if !is_wanted(&id) {
+                continue;
+            }
             let mut random = Random::named(&id);
             let logits = random.scaled(dtype, &[rows, vocabulary], Values::Uniform, 6.0);
             cases.push(mixed(id, &mut random, logits, Layout::default(), &[*filters]));
@@ -333,6 +345,9 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
         [("padded_in_the_middle", 70, 257), ("vocabulary_65537", 3, 65_537), ("rows_1025", 1025, 7)]
     {
         let id = format!("sample_unusual/{dtype}/{label}");
+        if !is_wanted(&id) {
+            continue;
+        }
         let mut random = Random::named(&id);
         let logits = random.scaled(dtype, &[rows, vocabulary], Values::Uniform, 6.0);
         cases.push(mixed(id, &mut random, logits, Layout::default(), &unusual));
@@ -354,6 +369,9 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
         ("top_k_and_min_p", both),
     ] {
         let id = format!("sample_{label}/{dtype}/flat");
+        if !is_wanted(&id) {
+            continue;
+        }
         let mut random = Random::named(&id);
         let logits = random.scaled(dtype, &[400, 1009], Values::Uniform, 0.05);
         cases.push(mixed(id, &mut random, logits, Layout::default(), &[filters]));
@@ -362,7 +380,9 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
         FILTERS
             .iter()
             .filter(|(_, filters)| filters.temperature > 0.0)
-            .map(|(label, filters)| chi_square(format!("sample_distribution/{dtype}/{label}"), *filters)),
+            .map(|(label, filters)| (format!("sample_distribution/{dtype}/{label}"), *filters))
+            .filter(|(id, _)| is_wanted(id))
+            .map(|(id, filters)| chi_square(id, filters)),
     );
     cases
 }

@@ -53,20 +53,22 @@ pub fn attend(scoring: Scoring, query: &[f64], seen: &[Seen<'_>], value_size: us
         weights.iter().zip(&scores).map(|(weight, (_, magnitude))| weight * magnitude).sum();
     // A dot product has a term for each element of the query; the sum over keys has one for each key.
     let terms = query.len().max(seen.len());
-    let element = |index: usize| {
-        let mut real = Real::sum(0.0, 0.0, terms);
-        for ((seen, weight), (_, error)) in seen.iter().zip(&weights).zip(&scores) {
-            let term = weight * seen.value[index];
+    let mut reals = vec![Real::sum(0.0, 0.0, terms); value_size];
+    for ((seen, weight), (_, error)) in seen.iter().zip(&weights).zip(&scores) {
+        for (real, value) in reals.iter_mut().zip(seen.value) {
+            let term = weight * value;
             real.value += term;
             real.inner += term.abs();
-            real.spread = real.spread.hypot(term);
+            real.spread += term * term;
             real.magnitude += term.abs() * (1.0 + error + mean_error);
         }
-        real
-    };
+    }
+    for real in &mut reals {
+        real.spread = real.spread.sqrt();
+    }
     let log_sum_exp = largest + total.ln();
     let log_magnitude = mean_error + largest.abs() + log_sum_exp.abs() + 1.0;
-    ((0..value_size).map(element).collect(), Real::sum(log_sum_exp, log_magnitude, terms))
+    (reals, Real::sum(log_sum_exp, log_magnitude, terms))
 }
 
 /// Whether the softmax of a query's scores is defined: none is plus infinity, and not all are minus infinity. NaN is defined: it

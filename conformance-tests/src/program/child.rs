@@ -17,8 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a wait checks for Ctrl-C and for the end of the process.
+/// How often a wait for an event checks for Ctrl-C and for the end of the process.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How often a wait for the end of a process checks for it.
+const END_INTERVAL: Duration = Duration::from_millis(2);
 /// How long to wait for the remaining output of a process that has exited.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long to wait for the end of a process that was killed.
@@ -152,7 +154,7 @@ impl Child {
         loop {
             match self.process.try_wait() {
                 Ok(Some(status)) => return describe(status),
-                Ok(None) if Instant::now() < deadline => thread::sleep(POLL_INTERVAL),
+                Ok(None) if Instant::now() < deadline => thread::sleep(END_INTERVAL),
                 Ok(None) => return "closed its standard output and kept running".into(),
                 Err(error) => return format!("ended in an unknown way: {error}"),
             }
@@ -166,7 +168,7 @@ impl Drop for Child {
         let _ = self.process.kill();
         let deadline = Instant::now() + KILL_TIMEOUT;
         while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < deadline {
-            thread::sleep(POLL_INTERVAL);
+            thread::sleep(END_INTERVAL);
         }
     }
 }
