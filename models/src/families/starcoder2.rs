@@ -3,18 +3,26 @@
 //! Defaults: `num_attention_heads` 24, `num_key_value_heads` 2, `max_position_embeddings` 4096, `norm_epsilon` 1e-5, `hidden_act`
 //! tanh-GELU, no sliding window, biases everywhere but in the head (`use_bias`), tied embedding.
 
-use super::{architecture::Architecture, llama::LLAMA};
+use super::{
+    architecture::{Architecture, Gguf},
+    llama::LLAMA,
+};
 use crate::{
     config::{
         Biases, DecoderConfig, FieldNames, Norm, Result,
         fields::Fields,
+        gguf::{self, Keys},
         hugging_face::{self, Defaults},
         rope::json::{self as rope, RopeDefaults},
     },
     layers::{Blocks, Builder},
     tensor_names::{Names, Part, TensorName},
 };
-use dsrun_core::{Result as CoreResult, op::Nonlinearity, program::ValueId};
+use dsrun_core::{
+    Result as CoreResult,
+    op::{Nonlinearity, RopePairing},
+    program::ValueId,
+};
 
 const NAMES: FieldNames =
     FieldNames { head_dim: None, eps: Some("norm_epsilon"), ..FieldNames::HUGGING_FACE };
@@ -32,7 +40,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         ..Names::HUGGING_FACE
     },
     blocks: Blocks { layer, ..LLAMA.blocks },
-    gguf: None,
+    gguf: Some(Gguf { name: "starcoder2", config: from_gguf, tensors: Names::GGUF, export: None }),
     writable: false,
 }];
 
@@ -67,4 +75,14 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     config.rotate_all(rope::read(fields, RopeDefaults::of(&config))?);
     config.set_windows(vec![hugging_face::sliding_window(fields, None)?; config.layers]);
     config.checked(&NAMES)
+}
+
+fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    let names = &FieldNames::GGUF_LAYER_NORM;
+    let mut config = gguf::decoder(keys, "starcoder2", names, Nonlinearity::GeluTanh)?;
+    config.norm = Norm::LAYER;
+    config.rotate_all(gguf::rope(keys, &config, RopePairing::Halves, false)?);
+    // Files that name a window mean all layers.
+    config.set_windows(gguf::windows(keys, config.layers, 0)?);
+    config.checked(names)
 }

@@ -40,6 +40,16 @@ const GPT4O: &str = concat!(
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+/// The split of Kimi-K2: GPT-4o's, with Chinese characters apart from other letters.
+const KIMI: &str = concat!(
+    r"\p{Han}+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
 /// The split of Mistral's Tekken: GPT-4o's without contractions, and with digits one by one.
 const TEKKEN: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
@@ -116,6 +126,8 @@ const DEFINITIONS: &[Definition] = &[
         adds_bos: false,
     },
     Definition { names: &["gpt-4o", "llama4"], patterns: &[GPT4O], whole_words: false, adds_bos: false },
+    // Its first tokenizer, of ranks instead of merges, looks whole words up.
+    Definition { names: &["kimi-k2"], patterns: &[KIMI], whole_words: true, adds_bos: false },
     Definition { names: &["tekken"], patterns: &[TEKKEN], whole_words: true, adds_bos: true },
     Definition { names: &["seed-coder"], patterns: &[SEED], whole_words: false, adds_bos: false },
     Definition {
@@ -234,6 +246,12 @@ mod tests {
     // Its signs are those from the colon to the tilde, so Latin letters without marks are among them.
     #[case("deepseek-llm", "Das Öl 12!\n漢字 x", &["Das", " Ö", "l", " ", "1", "2", "!", "\n", "漢字", " x"])]
     #[case("gpt-4o", "aBc I'll 12345 (x)/\n", &["a", "Bc", " I'll", " ", "123", "45", " (", "x", ")/\n"])]
+    #[case("kimi-k2", "aBc I'll 12345 (x)/\n", &["a", "Bc", " I'll", " ", "123", "45", " (", "x", ")/\n"])]
+    #[case(
+        "kimi-k2",
+        "Kimi月之暗面 漢字かなABC你好'S  12\n\nx",
+        &["Kimi", "月之暗面", " ", "漢字", "かな", "ABC", "你好", "'S", " ", " ", "12", "\n\n", "x"]
+    )]
     #[case("qwen2", "a12(b)\n", &["a", "1", "2", "(b", ")\n"])]
     #[case("default", "a=12345", &["a", "=", "123", "45"])]
     fn splits(#[case] name: &str, #[case] text: &str, #[case] expected: &[&str]) {
