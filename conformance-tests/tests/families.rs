@@ -25,6 +25,8 @@ mod faulty_masks;
 mod faulty_process;
 #[path = "../mutants/harmless.rs"]
 mod harmless;
+#[path = "support/items.rs"]
+mod items;
 #[path = "../mutants/late.rs"]
 mod late;
 #[path = "../mutants/number_families.rs"]
@@ -41,19 +43,15 @@ mod wrap;
 use dsrun_conformance::{
     runner::Status,
     subject::Subject,
-    suite::{Item, SEED, groups},
+    suite::{Item, groups},
 };
 use dsrun_core::device::DeviceOptions;
 use families::{Member, OPS, families, members};
 use faults::Fault;
 use harmless::{HARMLESS, Harmless};
+use items::items_of;
 use libtest_mimic::{Arguments, Failed, Trial};
-use std::{
-    collections::HashMap,
-    fs,
-    path::Path,
-    sync::{Arc, Mutex, OnceLock},
-};
+use std::{fs, path::Path, sync::Arc};
 use wrap::MutantBackend;
 
 fn main() {
@@ -68,17 +66,10 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// The items of a group, made once.
+/// The items of the group with this name, without random ones; none if there is no such group.
 fn items(group: &str) -> Arc<Vec<Item>> {
-    type Made = Arc<OnceLock<Arc<Vec<Item>>>>;
-    static ALL: Mutex<Option<HashMap<String, Made>>> = Mutex::new(None);
-    let slot = {
-        let mut all = ALL.lock().expect("no test panics while it holds this");
-        all.get_or_insert_default().entry(group.to_owned()).or_default().clone()
-    };
-    let make =
-        || groups().find(|found| found.name() == group).map_or_else(Vec::new, |found| found.items(SEED, 0));
-    slot.get_or_init(|| Arc::new(make())).clone()
+    let group = groups().find(|found| found.name() == group);
+    group.map_or_else(Arc::default, |group| items_of(group, 0, usize::MAX))
 }
 
 /// A device of the CPU backend with a fault.

@@ -3,12 +3,15 @@
 //!
 //! `cargo test -p dsrun-conformance --test linked -- cpu::paged_attention` runs one op of one backend.
 
+#[path = "support/items.rs"]
+mod items;
+
 use dsrun_candle::CandleBackend;
 use dsrun_conformance::{
     draw::{DrawnId, simplify},
     runner::{Report, Status},
     subject::Subject,
-    suite::{DRAWN, Group, Item, SEED, groups},
+    suite::{DRAWN, Group, Item, groups},
 };
 use dsrun_core::{
     device::{Backend, DeviceOptions},
@@ -18,19 +21,16 @@ use dsrun_cpu::CpuBackend;
 use dsrun_cuda::CudaBackend;
 use dsrun_test_support::{Missing, Requirement};
 use dsrun_wgpu::WgpuBackend;
+use items::items_of;
 use libtest_mimic::{Completion, Failed, Trial};
-use std::{
-    collections::VecDeque,
-    process::ExitCode,
-    sync::{Arc, Mutex, OnceLock},
-};
+use std::{num::NonZero, process::ExitCode, sync::Arc, thread::available_parallelism};
 
 /// Failures of a table that are shown in full; of the rest the identifiers are.
 const SHOWN: usize = 12;
 
 /// Cases of an op and element type on a backend whose device may be a GPU's driver that computes on the CPU, and slowly. They are
 /// spread evenly over all cases; `dsrun-conformance run` runs all.
-const SLICE: usize = 4;
+const SLICE: usize = 8;
 
 /// How many simpler cases are tried when a drawn one fails.
 const TRIES: usize = 200;
@@ -98,27 +98,6 @@ impl Run {
     }
 }
 
-/// The items of a group, which are kept until others have been asked for.
-fn items_of(group: Group) -> Arc<Vec<Item>> {
-    type Made = Arc<OnceLock<Arc<Vec<Item>>>>;
-    /// One for each thread of most machines that build this, and one more.
-    const KEPT: usize = 3;
-    static LAST: Mutex<VecDeque<(String, Made)>> = Mutex::new(VecDeque::new());
-    let made = {
-        let mut last = LAST.lock().expect("no test panics while it holds this");
-        let name = group.name();
-        if let Some((_, made)) = last.iter().find(|(kept, _)| *kept == name) {
-            made.clone()
-        } else {
-            last.truncate(KEPT - 1);
-            let made = Made::default();
-            last.push_front((name, made.clone()));
-            made
-        }
-    };
-    made.get_or_init(|| Arc::new(group.items(SEED, DRAWN))).clone()
-}
-
 /// Runs the items of a group: all, or so many, spread evenly.
 fn hold(backend: Arc<dyn Backend>, group: Group, slice: Option<usize>) -> Result<(), Failed> {
     // One thread each: the tests already run side by side.
@@ -128,7 +107,9 @@ fn hold(backend: Arc<dyn Backend>, group: Group, slice: Option<usize>) -> Result
     let quantised = (slice.is_none() && subject.claims(Profile::LlmCore1)).then_some(Profile::LlmQuant1);
     let claimed = Profile::ALL.into_iter().filter(|profile| subject.claims(*profile));
     let profiles: Vec<Profile> = claimed.chain(quantised).collect();
-    let items = items_of(group);
+    // Each thread may be at another group.
+    let kept = available_parallelism().map_or(1, NonZero::get) + 1;
+    let items = items_of(group, DRAWN, kept);
     let step = slice.map_or(1, |slice| items.len().div_ceil(slice).max(1));
     let (mut wrong, mut count) = (Vec::new(), 0);
     for item in items.iter().step_by(step) {

@@ -1,5 +1,5 @@
-//! Which cases of a table are made: all, or one that is asked for by its id, or those whose ids are not known before. Some take long to
-//! make, so tables ask before they do.
+//! Lets a table skip cases that take long to make. With the id of a case, the table asks [`is_wanted`] before it makes the case. All are
+//! wanted unless [`only`] asks for one case, or [`ids`] for ids alone. A table that never asks makes all its cases.
 
 use std::cell::RefCell;
 
@@ -7,7 +7,7 @@ enum Wanted {
     All,
     /// The case with this id.
     One(String),
-    /// None, where the id says all. These are the ids of those that were left out.
+    /// Only those with variants. The ids of the others are collected here.
     Ids(Vec<String>),
 }
 
@@ -21,12 +21,12 @@ fn with<T>(wanted: Wanted, make: impl FnOnce() -> T) -> (T, Wanted) {
     (made, WANTED.replace(before))
 }
 
-/// Has the tables that `make` asks leave out cases that take long to make, except for the one with this id.
+/// Runs `make` with one wanted case, the one with this id. Others may be made, too.
 pub(crate) fn only<T>(id: &str, make: impl FnOnce() -> T) -> T {
     with(Wanted::One(id.to_owned()), make).0
 }
 
-/// Has the tables that `make` asks leave out cases that take long to make, and returns the ids of those.
+/// Runs `make` with no wanted cases but those that have variants. Returns its result, and the ids of the cases that it skipped.
 pub(crate) fn ids<T>(make: impl FnOnce() -> T) -> (T, Vec<String>) {
     let (made, wanted) = with(Wanted::Ids(Vec::new()), make);
     (made, if let Wanted::Ids(ids) = wanted { ids } else { Vec::new() })

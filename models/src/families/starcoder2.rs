@@ -82,7 +82,7 @@ fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
     let mut config = gguf::decoder(keys, "starcoder2", names, Nonlinearity::GeluTanh)?;
     config.norm = Norm::LAYER;
     config.rotate_all(gguf::rope(keys, &config, RopePairing::Halves, false)?);
-    // Files that name a window mean all layers.
+    // A window in the file applies to every layer.
     config.set_windows(gguf::windows(keys, config.layers, 0)?);
     config.checked(names)
 }

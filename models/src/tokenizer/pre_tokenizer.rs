@@ -126,7 +126,7 @@ const DEFINITIONS: &[Definition] = &[
         adds_bos: false,
     },
     Definition { names: &["gpt-4o", "llama4"], patterns: &[GPT4O], whole_words: false, adds_bos: false },
-    // Its first tokenizer, of ranks instead of merges, looks whole words up.
+    // The tokenizer that the model was published with takes a word whole if it is a token.
     Definition { names: &["kimi-k2"], patterns: &[KIMI], whole_words: true, adds_bos: false },
     Definition { names: &["tekken"], patterns: &[TEKKEN], whole_words: true, adds_bos: true },
     Definition { names: &["seed-coder"], patterns: &[SEED], whole_words: false, adds_bos: false },

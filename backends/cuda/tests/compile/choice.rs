@@ -1,4 +1,5 @@
-//! Chooses the kernels that the test compiles: few, which have all that the others have.
+//! Chooses the kernels that the test compiles. Of all combinations of constants it takes a few, with every value of each constant of an
+//! entry at least once.
 
 use dsrun_core::DType;
 use dsrun_cuda::KernelSpec;
@@ -10,18 +11,18 @@ use std::{
 /// The environment variable that has all kernels compiled for all capabilities that need them.
 const WHOLE: &str = "DSRUN_TEST_WHOLE";
 
-/// What a kernel for one of the capabilities has in common with others of its entry.
+/// What must be among the chosen kernels of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Feature<'a> {
-    /// It is for this capability.
+    /// A kernel for the capability with this index.
     Capability(usize),
-    /// A constant has this value.
+    /// A constant with this value: name and value.
     Value(&'a str, &'a str),
-    /// A constant is this element type, which architectures load and multiply in different ways.
+    /// A constant that is an element type, for the capability with this index: architectures load and multiply types in different ways.
     Element(usize, &'a str, &'a str),
 }
 
-/// What a kernel for the capability with this index has.
+/// The features of a kernel that is compiled for the capability with this index.
 pub(crate) fn features<'a>(index: usize, spec: &'a KernelSpec) -> HashSet<Feature<'a>> {
     let of = |define: &'a (&'static str, String)| match DType::from_name(&define.1) {
         Some(_) => Feature::Element(index, define.0, &define.1),
@@ -30,7 +31,8 @@ pub(crate) fn features<'a>(index: usize, spec: &'a KernelSpec) -> HashSet<Featur
     spec.defines.iter().map(of).chain([Feature::Capability(index)]).collect()
 }
 
-/// Of the kernels that each capability needs, those that are compiled for it: of each entry so many that all features are among them.
+/// Chooses from the kernels that each capability needs, greedily, until the chosen have all [`features`] of the needed. With
+/// `DSRUN_TEST_WHOLE` it chooses all.
 pub(crate) fn chosen<const N: usize>(needed: [HashSet<KernelSpec>; N]) -> [HashSet<KernelSpec>; N] {
     if env::var_os(WHOLE).is_some_and(|value| !value.is_empty()) {
         return needed;
