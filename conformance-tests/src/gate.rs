@@ -25,7 +25,8 @@
 //!
 //! A device may say that it flushes subnormal numbers of some types ([`dsrun_core::device::Flushed`]). Then zero stands for a
 //! subnormal result, and a result is right too if it is that of operands in which subnormal numbers are zero. If the type is f32,
-//! which ops compute in, the few steps of an addition, and the terms of a sum, may each lose up to the smallest normal f32 as well.
+//! which ops compute in, the few steps of an addition, and the terms of a sum, may each lose up to the smallest normal f32 as well, times
+//! what the step is multiplied by. The second gate leaves out elements that are right only because of that.
 //!
 //! **All elements of a result together**: the mean of `((ŷ − y) / s)²` is at most the limit below, with
 //! `s = max(|y|, m / 64, m₂', smallest normal)` and `m₂'` the root of the sum of squares of inner terms:
@@ -118,10 +119,11 @@ impl Gate {
         self.normal_limit(dtype, real) + 4.0 * float::subnormal_step(dtype)
     }
 
-    /// The same on a device that flushes subnormal f32: each of the few steps may lose one, or each of the terms of a sum.
+    /// The same on a device that flushes subnormal f32: each of the few steps may lose one, or each of the terms of a sum, and what
+    /// is lost may be multiplied afterwards.
     fn flushed_limit(self, dtype: DType, real: Real) -> f64 {
         let tiny = float::subnormal_step(dtype).max(float::smallest_normal(DType::F32));
-        self.normal_limit(dtype, real) + real.terms.max(4) as f64 * tiny
+        self.normal_limit(dtype, real) + real.terms.max(4) as f64 * tiny * real.gain.max(1.0)
     }
 
     fn normal_limit(self, dtype: DType, real: Real) -> f64 {
@@ -249,7 +251,7 @@ pub fn judge(
                 let error = error_of(dtype, value, *real, limit);
                 let ratio = if error.is_nan() { f64::INFINITY } else { error / limit };
                 // What is right because of a flush says nothing of other errors.
-                let is_other = (flushes_steps && ratio > 1.0)
+                let is_other = (flushes_steps && error > expected.gate.normal_limit(dtype, *real))
                     || is_flushed(dtype, element, value, &numbers.flushed)
                     || expected.flushed.get(at).is_some_and(|other| other != element);
                 if is_other && flushed(true) {
@@ -480,6 +482,25 @@ mod tests {
         assert!(!judged(lost, &Flushed::default()));
         assert!(!judged([-9.0e-38, 1.0], &flushing));
         assert!(!judged([3.5e-38, 1.0001], &flushing));
+    }
+
+    #[test]
+    fn a_flushed_step_is_multiplied_and_not_averaged() {
+        // 64 elements that lose a subnormal step, which is then multiplied by 30.
+        let lost = 0.9e-38;
+        let real = |gain: f64| Real::new(gain * lost, gain * lost).multiplied(gain);
+        let judged = |real: Real, found: f64, flushed: &Flushed| {
+            let expected = Expected::new(vec![Element::Real(real); ENOUGH]);
+            let bits = [float::bits(DType::F32, found); ENOUGH];
+            let numbers = Numbers { strict_nan: true, flushed: flushed.clone() };
+            judge(DType::F32, &[ENOUGH], &expected, &bits, &[0; ENOUGH], &numbers).failures.is_empty()
+        };
+        let flushing = Flushed { operands: Vec::new(), results: vec![DType::F32] };
+        assert!(judged(real(30.0), 0.0, &flushing) && !judged(real(30.0), 0.0, &Flushed::default()));
+        assert!(!judged(real(30.0), -900.0 * lost, &flushing));
+        assert!(!judged(Real { gain: 1.0, ..real(30.0) }, 0.0, &flushing));
+        // The mean still sees errors of elements that lose nothing.
+        assert!(!judged(Real::new(1.0, 100.0), 1.0 + 5e-5, &flushing));
     }
 
     #[test]

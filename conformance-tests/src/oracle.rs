@@ -38,6 +38,8 @@ pub struct Real {
     pub terms: usize,
     /// How far the partial sums go, where that is not told by the value: those of a mean that is taken off again.
     pub partial: f64,
+    /// What a number on the way is multiplied by, if that is more than 1: the value loses that much of one that is flushed.
+    pub gain: f64,
 }
 
 impl Real {
@@ -55,6 +57,12 @@ impl Real {
     #[must_use]
     pub fn by_way_of(self, partial: f64) -> Self {
         Self { partial, ..self }
+    }
+
+    /// Sets what a number on the way is multiplied by.
+    #[must_use]
+    pub fn multiplied(self, gain: f64) -> Self {
+        Self { gain, ..self }
     }
 
     /// Sets the sums over terms that may be rounded: of absolute values, and the root of that of squares.

@@ -75,7 +75,8 @@ pub fn gated(function: Nonlinearity, limit: f64, up_offset: f64, gate: [f64; 2],
     let other = if limit == 0.0 || other.is_nan() { other } else { other.max(-limit) };
     let gated = activation(function, limit, gate[0], gate[1]);
     let magnitude = gated.magnitude * (up[0].abs() + up[1].abs() + up_offset.abs());
-    Real::new(gated.value * (other + up_offset), magnitude)
+    let factor = other + up_offset;
+    Real::new(gated.value * factor, magnitude).multiplied(factor.abs())
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ pub fn rms_norm(x: &[Real], weight: &[f64], eps: f64, offset: f64) -> Vec<Real> 
             inner: direct * x.inner + through * inner,
             spread: (direct * x.spread).hypot(through * spread),
             terms: count as usize,
-            partial: 0.0,
+            ..Real::default()
         }
     };
     x.iter().zip(weight).map(one).collect()
@@ -85,7 +85,7 @@ pub fn rope(
             inner: inners[index].map_or(0.0, |inner| inner.magnitude),
             spread: spreads[index].map_or(0.0, |spread| spread.magnitude),
             terms: real.terms,
-            partial: 0.0,
+            ..Real::default()
         },
         _ => *real,
     };
@@ -109,7 +109,7 @@ pub fn gated(function: Nonlinearity, limit: f64, gate: Real, up: Real) -> Real {
         inner: by_gate.inner + by_up.inner,
         spread: by_gate.spread.hypot(by_up.spread),
         terms: gate.terms.max(up.terms),
-        partial: 0.0,
+        ..product
     }
 }
 
@@ -129,6 +129,7 @@ fn scaled(real: Real, factor: f64) -> Real {
         spread: real.spread * factor,
         terms: real.terms,
         partial: real.partial * factor,
+        gain: real.gain.max(1.0) * factor,
     }
 }
 
@@ -139,7 +140,7 @@ mod tests {
 
     /// A value with an f32 error, an inner rounding and a spread.
     fn real(value: f64) -> Real {
-        Real { value, magnitude: 2.0 * value.abs(), inner: 3.0, spread: 0.5, terms: 4, partial: 0.0 }
+        Real { value, magnitude: 2.0 * value.abs(), inner: 3.0, spread: 0.5, terms: 4, ..Real::default() }
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub fn quantise_reals(row: &[Real], gate: Gate) -> (Real, Vec<Vec<i32>>) {
         inner: most(|real| real.inner),
         spread: most(|real| real.spread),
         terms: top.terms,
-        partial: 0.0,
+        ..Real::default()
     };
     let integers = row.iter().zip(&limits).map(|(real, limit)| {
         let quotients = [real.value - limit, real.value + limit]

@@ -524,11 +524,15 @@ impl Context {
 impl Context {
     /// Sets the address where the kernels of a module record a wait that timed out, if they wait for other blocks.
     fn tell_wait_record(&self, spec: &KernelSpec, module: CUmodule) -> Result<()> {
+        if !source::includes(spec.unit, "waits.cuh") {
+            return Ok(());
+        }
         let (mut variable, mut bytes) = (0, 0);
         // SAFETY: the module was just loaded; the pointers are to places of the right type, the name is terminated.
         let found = unsafe {
             sys::cuModuleGetGlobal_v2(&raw mut variable, &raw mut bytes, module, c"wait_record".as_ptr())
         };
+        // The compiler leaves the variable out if no kernel of the module uses it.
         if found == CUresult::CUDA_ERROR_NOT_FOUND {
             return Ok(());
         }

@@ -256,6 +256,11 @@ pub(crate) fn text(name: &str) -> Option<String> {
     Some(parts.collect::<Vec<_>>().join("\n"))
 }
 
+/// Whether a unit includes a header.
+pub(crate) fn includes(name: &str, header: &str) -> bool {
+    find(name).is_some_and(|unit| unit.headers.iter().any(|file| file.name == header))
+}
+
 /// Whether every kernel of a unit waits for its predecessor: only then may it use programmatic dependent launch.
 pub(crate) fn every_kernel_waits(name: &str) -> bool {
     find(name).is_some_and(|unit| {

@@ -204,9 +204,13 @@ fn all_setups() -> Vec<Setup> {
     ]
 }
 
-/// The distribution of keys, if nothing else is said: within the range of f16 whatever they are multiplied by.
+/// The distribution of keys, if nothing else is said: within the range of f16 whatever they are multiplied by. Beside infinite values no
+/// weight is so small that it is zero in f16, which makes NaN of them.
 pub(super) fn keys(special: &Special) -> Values {
-    special.values(if special.key_factor.is_some() { Values::Uniform } else { Values::HeavyTailed })
+    let has_infinities =
+        special.strewn.iter().any(|strewn| strewn.place == Place::Value && strewn.number.is_infinite());
+    let uniform = special.key_factor.is_some() || has_infinities;
+    special.values(if uniform { Values::Uniform } else { Values::HeavyTailed })
 }
 
 /// A query tensor.
