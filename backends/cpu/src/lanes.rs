@@ -5,10 +5,14 @@
 //! instructions switched on.
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod x86;
 
 #[cfg(target_arch = "x86_64")]
-use x86::{Avx2, Avx512};
+pub(crate) use amx::Amx;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Avx2, Avx512};
 
 /// Lanes of a vector, and rows of a panel.
 pub(crate) const WIDTH: usize = 16;
@@ -62,6 +66,9 @@ pub(crate) trait Lanes: Copy {
     /// Adds to each sum the products of the four unsigned bytes of `weights` and the four signed bytes of `x`. `SMALL` promises
     /// that the unsigned bytes are below 128. Sums wrap around.
     fn dot<const SMALL: bool>(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums;
+    fn load_sums(self, from: &[i32; WIDTH]) -> Self::Sums;
+    /// The sums wrap around.
+    fn add_sums(self, a: Self::Sums, b: Self::Sums) -> Self::Sums;
     fn sums_to_float(self, sums: Self::Sums) -> Self::Float;
     /// Sixteen vectors whose lane `i` of vector `j` is lane `j` of vector `i`.
     fn transpose(self, vectors: [Self::Float; WIDTH]) -> [Self::Float; WIDTH];
@@ -81,6 +88,9 @@ pub(crate) enum InstructionSet {
     Avx512(Avx512<false>),
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni(Avx512<true>),
+    /// As [`Self::Avx512Vnni`], and tiles for the integers of many rows.
+    #[cfg(target_arch = "x86_64")]
+    Amx(Amx),
 }
 
 impl InstructionSet {
@@ -92,6 +102,7 @@ impl InstructionSet {
             Avx2::detect().map(Self::AvxVnni),
             Avx512::detect().map(Self::Avx512),
             Avx512::detect().map(Self::Avx512Vnni),
+            Amx::detect().map(Self::Amx),
         ];
         #[cfg(not(target_arch = "x86_64"))]
         let more = [];
@@ -101,6 +112,37 @@ impl InstructionSet {
     /// The fastest set that this processor has.
     pub(crate) fn best() -> Self {
         Self::available().last().unwrap_or(Self::Portable)
+    }
+
+    /// Rows of activations that a kernel multiplies at once with integer weights.
+    pub(crate) fn rows_of_integers(self) -> usize {
+        struct Rows;
+        impl Task for Rows {
+            type Output = usize;
+
+            #[inline(always)]
+            fn run<L: Lanes>(self, _: L) -> usize {
+                L::ROWS_INTEGERS
+            }
+        }
+        self.run(Rows)
+    }
+
+    /// Runs a task that multiplies no integers, so that it need not be compiled for the instructions that do.
+    pub(crate) fn run_floats<T: Task>(self, task: T) -> T::Output {
+        match self {
+            Self::Portable => Portable.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(lanes) => lanes.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni(lanes) => lanes.floats().run(task),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(lanes) => lanes.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(lanes) => lanes.floats().run(task),
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(amx) => amx.lanes().floats().run(task),
+        }
     }
 
     /// Runs a task compiled for this set.
@@ -115,6 +157,8 @@ impl InstructionSet {
             Self::Avx512(lanes) => lanes.run(task),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni(lanes) => lanes.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(amx) => amx.lanes().run(task),
         }
     }
 }
@@ -228,6 +272,19 @@ impl Lanes for Portable {
             *sum = sum.wrapping_add(q(0) * x[0] + q(1) * x[1] + q(2) * x[2] + q(3) * x[3]);
         }
         sums
+    }
+
+    #[inline(always)]
+    fn load_sums(self, from: &[i32; WIDTH]) -> [i32; WIDTH] {
+        *from
+    }
+
+    #[inline(always)]
+    fn add_sums(self, mut a: [i32; WIDTH], b: [i32; WIDTH]) -> [i32; WIDTH] {
+        for (a, b) in a.iter_mut().zip(b) {
+            *a = a.wrapping_add(b);
+        }
+        a
     }
 
     #[inline(always)]

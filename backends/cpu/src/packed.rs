@@ -11,10 +11,16 @@
 //! A row's result does not depend on the other rows of the batch, nor on the number of threads, to the bit. It may differ
 //! in the last bits between processors with and without fused multiply-add.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "packed/no_amx.rs"]
+mod amx;
 mod format;
 mod integers;
 mod panel;
 mod product;
+pub(crate) mod rows;
 pub(crate) mod temporary;
 #[cfg(test)]
 mod tests;

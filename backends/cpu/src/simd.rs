@@ -1,8 +1,8 @@
 //! The inner loops over f32: dot products, weighted sums, exponentials.
 //!
 //! Each loop is written once, over fixed-size groups of numbers that compilers turn into vector instructions, and compiled
-//! twice on x86-64: for every processor, and for processors with AVX2 and fused multiply-add, which is detected when the program
-//! runs. Dot products have a form of their own there ([`x86`]). Elsewhere the portable form is all there is; on AArch64 that
+//! three times on x86-64: for every processor, for those with AVX2 and fused multiply-add, and for those with AVX-512, which is
+//! detected when the program runs. Dot products have a form of their own there ([`x86`]). Elsewhere the portable form is all there is; on AArch64 that
 //! has vectors and fused multiply-add.
 
 #[cfg(target_arch = "x86_64")]
@@ -26,7 +26,15 @@ macro_rules! dispatched {
                 fn fast($($argument: $kind),*) $(-> $result)? {
                     $body::<true>($($argument),*)
                 }
+                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+                fn faster($($argument: $kind),*) $(-> $result)? {
+                    $body::<true>($($argument),*)
+                }
                 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                    if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+                        // SAFETY: the processor has all of them; both need AVX-512 F.
+                        return unsafe { faster($($argument),*) };
+                    }
                     // SAFETY: the processor has both features.
                     return unsafe { fast($($argument),*) };
                 }
@@ -49,6 +57,9 @@ dispatched! {
     fn scale(values: &mut [f32], factor: f32) = scale_body;
     /// `out[i] = x[i] / (1 + exp(-x[i]))`.
     fn silu(x: &[f32], out: &mut [f32]) = silu_body;
+    /// `out[i] = x[i] / scale`, rounded to the nearest integer, ties to even; gives the scale, the 127th part of the largest size of
+    /// an element. If that is 0, so are all integers.
+    fn quantise(x: &[f32], out: &mut [i8]) -> f32 = quantise_body;
 }
 
 /// The sets of instructions that loops here and in `packed` are also compiled for, and whether this processor has them.
@@ -59,6 +70,9 @@ pub(crate) fn instruction_sets() -> impl Iterator<Item = (&'static str, bool)> {
         ("FMA", is_x86_feature_detected!("fma")),
         ("F16C", is_x86_feature_detected!("f16c")),
         ("AVX-512 F", is_x86_feature_detected!("avx512f")),
+        ("AVX-512 VNNI", is_x86_feature_detected!("avx512vnni")),
+        ("AVX-VNNI", is_x86_feature_detected!("avxvnni")),
+        ("AMX", crate::lanes::Amx::detect().is_some()),
     ];
     #[cfg(not(target_arch = "x86_64"))]
     let sets = [];
@@ -188,6 +202,40 @@ fn sum_exp_shifted_body<const FMA: bool>(values: &[f32], shift: f32) -> f32 {
     total(sums) + rest.iter().map(|value| term(*value)).sum::<f32>()
 }
 
+/// The largest size of an element but for NaN.
+#[inline(always)]
+fn largest_size(values: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (groups, rest) = values.as_chunks::<GROUP>();
+    let mut found = [0.0; GROUP];
+    for group in groups {
+        for lane in 0..GROUP {
+            found[lane] = larger(found[lane], group[lane].abs());
+        }
+    }
+    found.iter().copied().chain(rest.iter().map(|value| value.abs())).fold(0.0, larger)
+}
+
+#[inline(always)]
+fn quantise_body<const FMA: bool>(x: &[f32], out: &mut [i8]) -> f32 {
+    // Added to a number below 2^22, it rounds it to the nearest integer, ties to even, which is then in the lowest bits: it is
+    // 1.5 * 2^23, where numbers are one apart.
+    const ROUND: f32 = 12_582_912.0;
+    let scale = largest_size(x) / 127.0;
+    if scale == 0.0 {
+        out.fill(0);
+        return scale;
+    }
+    for (out, x) in out.iter_mut().zip(x) {
+        // Clamped before it is rounded: that is the same, and `ROUND` needs it small. NaN becomes -127.
+        let value = x / scale;
+        let value = if value > -127.0 { value } else { -127.0 };
+        let value = if value < 127.0 { value } else { 127.0 };
+        *out = (value + ROUND).to_bits() as i8;
+    }
+    scale
+}
+
 #[inline(always)]
 fn scale_body<const FMA: bool>(values: &mut [f32], factor: f32) {
     values.iter_mut().for_each(|value| *value *= factor);
@@ -246,5 +294,23 @@ mod tests {
         silu(&[f32::NAN, f32::NEG_INFINITY, 200.0], &mut out);
         assert!(out[0].is_nan());
         assert_eq!(out[2], 200.0);
+    }
+
+    #[test]
+    fn rounds_to_nearest_even_within_127() {
+        let x = [127.0, 0.5, 1.5, 2.5, -0.5, -2.5, -126.5, 3.49, -127.0];
+        let mut out = [1; 9];
+        assert_eq!(quantise(&x, &mut out), 1.0);
+        assert_eq!(out, [127, 0, 2, 2, 0, -2, -126, 3, -127]);
+    }
+
+    #[test]
+    fn a_row_with_scale_0_is_zeros() {
+        let mut out = [1; 3];
+        assert_eq!(quantise(&[0.0, -0.0, 0.0], &mut out), 0.0);
+        assert_eq!(out, [0; 3]);
+        // The largest is so small that its 127th part is 0.
+        assert_eq!(quantise(&[f32::from_bits(3), 0.0, 0.0], &mut out), 0.0);
+        assert_eq!(out, [0; 3]);
     }
 }

@@ -17,6 +17,11 @@ impl<const VNNI: bool> Avx2<VNNI> {
             && (!VNNI || is_x86_feature_detected!("avxvnni"));
         found.then_some(Self(()))
     }
+
+    /// The same set without the multiplication of bytes.
+    pub(super) fn floats(self) -> Avx2<false> {
+        Avx2(())
+    }
 }
 
 /// AVX-512 F (foundation), with all of [`Avx2`]. With `VNNI` also AVX-512 VNNI, which multiplies bytes.
@@ -30,6 +35,11 @@ impl<const VNNI: bool> Avx512<VNNI> {
             && is_x86_feature_detected!("avx512f")
             && (!VNNI || is_x86_feature_detected!("avx512vnni"));
         found.then_some(Self(()))
+    }
+
+    /// The same set without the multiplication of bytes.
+    pub(super) fn floats(self) -> Avx512<false> {
+        Avx512(())
     }
 }
 
@@ -226,6 +236,19 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn load_sums(self, from: &[i32; WIDTH]) -> Self::Sums {
+        let (low, high) = from.split_at(WIDTH / 2);
+        // SAFETY: eight elements each, see above.
+        unsafe { [_mm256_loadu_si256(low.as_ptr().cast()), _mm256_loadu_si256(high.as_ptr().cast())] }
+    }
+
+    #[inline(always)]
+    fn add_sums(self, a: Self::Sums, b: Self::Sums) -> Self::Sums {
+        // SAFETY: `self` exists, see above.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
     fn sums_to_float(self, sums: Self::Sums) -> Self::Float {
         // SAFETY: `self` exists, see above.
         unsafe { [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])] }
@@ -390,6 +413,18 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
             );
             _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
         }
+    }
+
+    #[inline(always)]
+    fn load_sums(self, from: &[i32; WIDTH]) -> Self::Sums {
+        // SAFETY: sixteen elements, see above.
+        unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn add_sums(self, a: Self::Sums, b: Self::Sums) -> Self::Sums {
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_add_epi32(a, b) }
     }
 
     #[inline(always)]

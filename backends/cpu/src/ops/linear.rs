@@ -131,11 +131,7 @@ pub(super) fn multiply<F: Fn(usize, &mut [f32], &mut Lane) + Sync>(
             }
         };
         weight.multiply(x, count, out, worker.team.pool)?;
-        if let Some(bias) = bias {
-            for row in out.chunks_exact_mut(outputs) {
-                row.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
-            }
-        }
+        add_bias(out, bias, outputs);
         if !in_place {
             for (row, values) in worker.outputs.chunks_exact(outputs).take(count).enumerate() {
                 let start = y.row_start(first + row);
@@ -146,6 +142,15 @@ pub(super) fn multiply<F: Fn(usize, &mut [f32], &mut Lane) + Sync>(
     Ok(())
 }
 
+/// Adds the bias, if there is one, to rows of `width` results.
+pub(super) fn add_bias(out: &mut [f32], bias: Option<&[f32]>, width: usize) {
+    if let Some(bias) = bias {
+        for row in out.chunks_exact_mut(width) {
+            row.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
+        }
+    }
+}
+
 /// Adds the bias to rows of results, and stores them from row `first` of `y` on.
 pub(super) fn finish_rows(
     out: &mut [f32],
@@ -153,10 +158,8 @@ pub(super) fn finish_rows(
     first: usize,
     y: &mut Tensor<'_, FloatsMut<'_>>,
 ) {
-    for (row, values) in out.chunks_exact_mut(y.width()).enumerate() {
-        if let Some(bias) = bias {
-            values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
-        }
+    add_bias(out, bias, y.width());
+    for (row, values) in out.chunks_exact(y.width()).enumerate() {
         let start = y.row_start(first + row);
         y.data.store(start, values);
     }

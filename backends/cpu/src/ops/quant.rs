@@ -1,11 +1,12 @@
 //! Quantisation of activations, and the linear layers over quantised activations.
 
-use super::linear::{Source, finish_rows, grow, multiply};
+use super::linear::{Source, add_bias, finish_rows, grow, multiply};
 use crate::{
-    floats::{FloatFrame, FloatRows},
+    floats::{FloatFrame, FloatRows, FloatsMut},
     kernel::Kernel,
     packed::{PackedMatrix, QuantisedRow},
     parallel::{Lane, Worker},
+    simd,
 };
 use dsrun_core::{
     Result,
@@ -20,25 +21,6 @@ const HELD: usize = 4 << 20;
 /// Elements below which waking other threads costs more than it saves.
 const WORTH_SHARING: usize = 64 << 10;
 
-/// Added to a number below 2^22 and taken off again, it rounds it to the nearest integer, ties to even: it is 1.5 * 2^23, where
-/// numbers are one apart. Unlike `round_ties_even` that vectorises on every processor.
-const ROUND: f32 = 12_582_912.0;
-
-/// Quantises a row and gives its scale.
-fn quantise(x: &[f32], out: &mut [i8]) -> f32 {
-    let largest = x.iter().fold(0f32, |largest, x| if x.abs() > largest { x.abs() } else { largest });
-    let scale = largest / 127.0;
-    if scale == 0.0 {
-        out.fill(0);
-        return scale;
-    }
-    for (out, x) in out.iter_mut().zip(x) {
-        // Clamped before it is rounded: that is the same, and `ROUND` needs it small.
-        *out = (((x / scale).clamp(-127.0, 127.0) + ROUND) - ROUND) as i8;
-    }
-    scale
-}
-
 impl Kernel for QuantPerToken {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
         let x = frame.floats(0)?;
@@ -46,7 +28,7 @@ impl Kernel for QuantPerToken {
         let rows = x.rows.min(y.rows).min(scales.rows);
         let [scratch] = worker.team.lane().split([x.row_scratch()]);
         for row in 0..rows {
-            *scales.at_mut(row) = quantise(x.row(row, scratch), y.row_mut(row));
+            *scales.at_mut(row) = simd::quantise(x.row(row, scratch), y.row_mut(row));
         }
         Ok(())
     }
@@ -62,7 +44,7 @@ impl Kernel for QuantPerGroup {
         }
         let quantise_row = |scratch: &mut Vec<f32>, (row, (y, scales)): (usize, (&mut [i8], &mut [f32]))| {
             let groups = x.row(row, scratch).chunks_exact(group).zip(y.chunks_exact_mut(group));
-            groups.zip(scales).for_each(|((x, y), scale)| *scale = quantise(x, y));
+            groups.zip(scales).for_each(|((x, y), scale)| *scale = simd::quantise(x, y));
         };
         let (y_row, scales_row) = (y.row_stride(), scales.row_stride());
         let results = y.data.chunks_mut(y_row).zip(scales.data.chunks_mut(scales_row)).take(rows).enumerate();
@@ -123,37 +105,21 @@ fn multiply_integers<'a>(
         return Ok(());
     }
     let bias = bias.as_ref().map(|bias| bias.vector(&mut worker.vectors[0]));
-    let at_once = (HELD / outputs).max(16).min(rows);
-    grow(worker.outputs, at_once * outputs);
+    let in_place = matches!(y.data, FloatsMut::F32(_)) && y.is_dense(rows);
+    let at_once = if in_place { rows } else { (HELD / outputs).max(16).min(rows) };
     for first in (0..rows).step_by(at_once) {
         let count = at_once.min(rows - first);
         let x: Vec<QuantisedRow<'_>> = (first..first + count).map(&row).collect();
-        let out = &mut worker.outputs[..count * outputs];
-        weight.multiply_integers(&x, out, worker.team.pool)?;
-        finish_rows(out, bias, first, &mut y);
+        if let (true, FloatsMut::F32(data)) = (in_place, &mut y.data) {
+            let out = &mut data[..rows * outputs];
+            weight.multiply_integers(&x, out, worker.team.pool)?;
+            add_bias(out, bias, outputs);
+        } else {
+            grow(worker.outputs, at_once * outputs);
+            let out = &mut worker.outputs[..count * outputs];
+            weight.multiply_integers(&x, out, worker.team.pool)?;
+            finish_rows(out, bias, first, &mut y);
+        }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quantise;
-
-    #[test]
-    fn rounds_to_nearest_even_within_127() {
-        let x = [127.0, 0.5, 1.5, 2.5, -0.5, -2.5, -126.5, 3.49, -127.0];
-        let mut out = [1; 9];
-        assert_eq!(quantise(&x, &mut out), 1.0);
-        assert_eq!(out, [127, 0, 2, 2, 0, -2, -126, 3, -127]);
-    }
-
-    #[test]
-    fn a_row_with_scale_0_is_zeros() {
-        let mut out = [1; 3];
-        assert_eq!(quantise(&[0.0, -0.0, 0.0], &mut out), 0.0);
-        assert_eq!(out, [0; 3]);
-        // The largest is so small that its 127th part is 0.
-        assert_eq!(quantise(&[f32::from_bits(3), 0.0, 0.0], &mut out), 0.0);
-        assert_eq!(out, [0; 3]);
-    }
 }

@@ -10,8 +10,9 @@
 //! the other rows nor on the threads.
 
 use super::{
+    amx::{ROWS_OF_TILE, Tiled, WORDS_OF_TILE},
     panel::Integers,
-    product::{Output, pieces},
+    product::Output,
     tile::prefetch,
 };
 use crate::lanes::{InstructionSet, Lanes, Task, WIDTH};
@@ -36,13 +37,51 @@ pub(crate) struct QuantisedRow<'a> {
     pub(crate) scales: &'a [f32],
 }
 
-/// Rows of quantised activations, as the kernel for one type of blocks reads them.
-struct Activations {
-    /// Four bytes each, in the order of [`Integers::DOTS`].
+/// Rows that a kernel multiplies at once.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct Group {
+    pub(super) first: usize,
+    count: usize,
+    /// If these are the rows of a tile ([`super::amx`]), the words of a row that it multiplies at once: so many words of each row
+    /// stand together, a power of two. Otherwise it is one: the rows stand side by side.
+    together: usize,
+    is_tile: bool,
+}
+
+impl Group {
+    /// Cuts rows into groups: tiles, if there may be, and groups of at most `most` rows, of the sizes that kernels are compiled for.
+    fn of_rows(rows: usize, tiles: bool, most: usize) -> Vec<Self> {
+        let mut groups = Vec::with_capacity(rows.div_ceil(most) + 3);
+        let mut first = 0;
+        while tiles && first + ROWS_OF_TILE <= rows {
+            groups.push(Self { first, count: ROWS_OF_TILE, together: WORDS_OF_TILE, is_tile: true });
+            first += ROWS_OF_TILE;
+        }
+        while first < rows {
+            let count = match (rows - first).min(most) {
+                1 => 1,
+                2 | 3 => 2,
+                4 | 5 => 4,
+                6 | 7 => 6,
+                8..12 => 8,
+                _ => 12,
+            };
+            groups.push(Self { first, count, together: 1, is_tile: false });
+            first += count;
+        }
+        groups
+    }
+}
+
+/// Quantised activations, as the kernel for one type of blocks reads them.
+pub(super) struct Activations {
+    /// The groups of rows, in order.
+    groups: Vec<Group>,
+    /// Four bytes each, in the order of [`Integers::DOTS`], group after group.
     words: Vec<u32>,
     /// Words of a row.
     width: usize,
-    /// The factors of every sum: those of a row stand together.
+    /// The factors of every sum, group after group; those of the rows of a group side by side.
     factors: Vec<Factors>,
     /// Sums of a row.
     sums: usize,
@@ -51,13 +90,13 @@ struct Activations {
 
 /// What the activations contribute to an output besides the products of integers.
 #[derive(Clone, Copy, Default)]
-struct Factors {
+pub(super) struct Factors {
     /// The scale of the activations.
-    scale: f32,
+    pub(super) scale: f32,
     /// The scaled sum of the activations, which the offset of weights is multiplied with.
-    offset: f32,
+    pub(super) offset: f32,
     /// The start of the sum: what the zero of the weights adds to it is subtracted.
-    start: i32,
+    pub(super) start: i32,
 }
 
 impl Activations {
@@ -67,61 +106,72 @@ impl Activations {
         parts: usize,
         per_sum: usize,
         zero: i32,
+        groups: Vec<Group>,
         pool: &rayon::ThreadPool,
     ) -> Self {
         let (width, sums) = (parts * B::DOTS, parts / per_sum);
         let mut words = vec![0; rows.len() * width];
         let mut factors = vec![Factors::default(); rows.len() * sums];
-        let fill = |((words, factors), row): ((&mut [u32], &mut [Factors]), &QuantisedRow<'_>)| {
-            set_row::<B>(row, per_sum, zero, words, factors);
+        let (mut rest_of_words, mut rest_of_factors) = (&mut words[..], &mut factors[..]);
+        let targets = groups.iter().map(|group| {
+            let (words, rest) = std::mem::take(&mut rest_of_words).split_at_mut(group.count * width);
+            rest_of_words = rest;
+            let (factors, rest) = std::mem::take(&mut rest_of_factors).split_at_mut(group.count * sums);
+            rest_of_factors = rest;
+            (group, words, factors)
+        });
+        let fill = |(group, words, factors): (&Group, &mut [u32], &mut [Factors])| {
+            for (index, row) in rows[group.first..][..group.count].iter().enumerate() {
+                set_row::<B>(row, per_sum, zero, (*group, index), words, factors);
+            }
         };
-        let targets = (words.chunks_mut(width.max(1)), factors.chunks_mut(sums.max(1)));
         if rows.len() * width < SMALLEST_TASK {
-            targets.0.zip(targets.1).zip(rows).for_each(fill);
+            targets.for_each(fill);
         } else {
-            let targets: Vec<_> = targets.0.zip(targets.1).zip(rows).collect();
-            pool.install(|| targets.into_par_iter().with_min_len(8).for_each(fill));
+            let targets: Vec<_> = targets.collect();
+            pool.install(|| targets.into_par_iter().for_each(fill));
         }
-        Self { words, width, factors, sums, rows: rows.len() }
+        Self { groups, words, width, factors, sums, rows: rows.len() }
     }
 
-    fn words_of(&self, row: usize) -> &[u32] {
-        &self.words[row * self.width..][..self.width]
+    pub(super) fn words_of(&self, group: Group) -> &[u32] {
+        &self.words[group.first * self.width..][..group.count * self.width]
     }
 
-    fn factors_of(&self, row: usize) -> &[Factors] {
-        &self.factors[row * self.sums..][..self.sums]
+    pub(super) fn factors_of(&self, group: Group) -> &[Factors] {
+        &self.factors[group.first * self.sums..][..group.count * self.sums]
     }
 }
 
-/// Arranges a row for parts of blocks of type `B`, `per_sum` of which have a common sum.
+/// Arranges row `index` of a group for parts of blocks of type `B`, `per_sum` of which have a common sum.
 fn set_row<B: Integers>(
     row: &QuantisedRow<'_>,
     per_sum: usize,
     zero: i32,
+    (group, index): (Group, usize),
     words: &mut [u32],
     factors: &mut [Factors],
 ) {
-    let length = per_sum * B::PART;
-    let group = row.integers.len().div_ceil(row.scales.len().max(1)).max(1);
-    for (sum, (factors, words)) in factors.iter_mut().zip(words.chunks_mut(per_sum * B::DOTS)).enumerate() {
-        let first = sum * length;
-        let integers = &row.integers[first..row.integers.len().min(first + length)];
-        for (words, part) in words.chunks_mut(B::DOTS).zip(integers.chunks(B::PART)) {
-            let mut bytes = [0u8; LONGEST_PART];
-            bytes[..part.len()].copy_from_slice(bytemuck::cast_slice(part));
-            for (word, out) in words.iter_mut().enumerate() {
-                *out = u32::from_le_bytes([
-                    bytes[word],
-                    bytes[word + B::DOTS],
-                    bytes[word + 2 * B::DOTS],
-                    bytes[word + 3 * B::DOTS],
-                ]);
-            }
+    let Group { count, together, .. } = group;
+    // A division for every word would take longer than all else.
+    let shift = together.trailing_zeros();
+    for (part, integers) in row.integers.chunks(B::PART).enumerate() {
+        let mut bytes = [0u8; LONGEST_PART];
+        bytes[..integers.len()].copy_from_slice(bytemuck::cast_slice(integers));
+        for word in 0..B::DOTS {
+            let of_word = [0, 1, 2, 3].map(|at| bytes[at * B::DOTS + word]);
+            let at = part * B::DOTS + word;
+            let place = (((at >> shift) * count + index) << shift) + (at & (together - 1));
+            words[place] = u32::from_le_bytes(of_word);
         }
+    }
+    let length = per_sum * B::PART;
+    let of_scale = row.integers.len().div_ceil(row.scales.len().max(1)).max(1);
+    for (sum, integers) in row.integers.chunks(length).enumerate() {
         let total = integers.iter().map(|byte| i32::from(*byte)).sum::<i32>();
-        let scale = row.scales[first / group];
-        *factors = Factors { scale, offset: scale * total as f32, start: total.wrapping_mul(-zero) };
+        let scale = row.scales[sum * length / of_scale];
+        factors[sum * count + index] =
+            Factors { scale, offset: scale * total as f32, start: total.wrapping_mul(-zero) };
     }
 }
 
@@ -151,14 +201,23 @@ pub(super) fn multiply<B: Integers>(
     let groups = first.scales.len();
     let per_sum = if B::SCALED { 1 } else { blocks * B::PARTS / groups };
     let zero = if B::OFFSET_HAS_ZERO { zero } else { B::ZERO };
-    let x = Activations::new::<B>(rows, blocks * B::PARTS, per_sum, zero, pool);
+    let tiled = Tiled::new::<B>(instructions, per_sum);
+    let groups = Group::of_rows(rows.len(), tiled.is_some(), instructions.rows_of_integers());
+    let x = Activations::new::<B>(rows, blocks * B::PARTS, per_sum, zero, groups, pool);
     let product = Product { panels, blocks, per_sum, zero, x: &x, out: Output::new(out, outputs) };
     let count = outputs.div_ceil(WIDTH);
     let work = outputs.saturating_mul(first.integers.len()).saturating_mul(x.rows);
     let tasks = (work / SMALLEST_TASK).clamp(1, pool.current_num_threads() * 2).min(count);
     let task = |index: usize| {
         let panels = count * index / tasks..count * (index + 1) / tasks;
-        instructions.run(Panels { product: &product, panels });
+        let groups = &product.x.groups[..];
+        let (in_tiles, others) = groups.split_at(groups.partition_point(|group| group.is_tile));
+        if let Some(tiled) = tiled.as_ref().filter(|_| !in_tiles.is_empty()) {
+            tiled.multiply(&product, panels.clone(), in_tiles);
+        }
+        if !others.is_empty() {
+            instructions.run(Panels { product: &product, panels, groups: others });
+        }
     };
     if tasks == 1 {
         task(0);
@@ -167,21 +226,22 @@ pub(super) fn multiply<B: Integers>(
     }
 }
 
-struct Product<'a, B> {
-    panels: &'a [B],
+pub(super) struct Product<'a, B> {
+    pub(super) panels: &'a [B],
     /// Blocks of a panel.
-    blocks: usize,
+    pub(super) blocks: usize,
     /// Parts of blocks of a sum.
-    per_sum: usize,
-    zero: i32,
-    x: &'a Activations,
-    out: Output<'a>,
+    pub(super) per_sum: usize,
+    pub(super) zero: i32,
+    pub(super) x: &'a Activations,
+    pub(super) out: Output<'a>,
 }
 
-/// The outputs of a range of panels.
+/// The outputs of a range of panels, for groups that are no tiles.
 struct Panels<'a, 'p, B> {
     product: &'a Product<'p, B>,
     panels: Range<usize>,
+    groups: &'a [Group],
 }
 
 impl<B: Integers> Task for Panels<'_, '_, B> {
@@ -189,64 +249,82 @@ impl<B: Integers> Task for Panels<'_, '_, B> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        self.product.compute(lanes, self.panels);
+        self.product.compute(lanes, self.panels, self.groups);
     }
 }
 
 impl<B: Integers> Product<'_, B> {
-    fn compute<L: Lanes>(&self, lanes: L, panels: Range<usize>) {
-        if self.x.rows == 1 {
+    fn compute<L: Lanes>(&self, lanes: L, panels: Range<usize>, groups: &[Group]) {
+        if let [Group { count: 1, .. }] = groups {
             // Two halves side by side, each from front to back: two streams of weights from memory.
             let half = panels.len() / 2;
-            for panel in panels.start..panels.start + half {
-                self.tile::<L, 2, 1>(lanes, [panel, panel + half], 0);
-            }
-            if panels.len() > 2 * half {
-                self.tile::<L, 1, 1>(lanes, [panels.end - 1], 0);
-            }
+            let first = panels.start..panels.start + half;
+            lanes.run(Tiles::<B, 2, 1> { product: self, panels: first, apart: half, groups });
+            let last = panels.start + 2 * half..panels.end;
+            lanes.run(Tiles::<B, 1, 1> { product: self, panels: last, apart: 0, groups });
             return;
         }
-        let slab = (SLAB_BYTES / (4 * self.x.width).max(1)).max(L::ROWS_INTEGERS);
-        for rows in pieces(0..self.x.rows, slab) {
+        let bytes_of_group = 4 * self.x.width * L::ROWS_INTEGERS;
+        for slab in groups.chunks((SLAB_BYTES / bytes_of_group.max(1)).max(1)) {
             for panel in panels.clone() {
-                self.rows_of_panel(lanes, panel, rows.clone());
+                for groups in slab.chunk_by(|a, b| a.count == b.count) {
+                    self.groups_of_panel(lanes, panel, groups);
+                }
             }
         }
     }
 
-    fn rows_of_panel<L: Lanes>(&self, lanes: L, panel: usize, rows: Range<usize>) {
-        let mut row = rows.start;
-        while row < rows.end {
-            macro_rules! rows {
-                ($count:literal) => {{
-                    self.tile::<L, 1, $count>(lanes, [panel], row);
-                    $count
-                }};
-            }
-            row += match (rows.end - row).min(L::ROWS_INTEGERS) {
-                1 => rows!(1),
-                2 | 3 => rows!(2),
-                4 | 5 => rows!(4),
-                6 | 7 => rows!(6),
-                8..12 => rows!(8),
-                _ => rows!(12),
+    /// Multiplies a panel with groups of the same size.
+    fn groups_of_panel<L: Lanes>(&self, lanes: L, panel: usize, groups: &[Group]) {
+        macro_rules! groups {
+            ($count:literal) => {
+                lanes.run(Tiles::<B, 1, $count> { product: self, panels: panel..panel + 1, apart: 0, groups })
             };
         }
+        match groups.first().map_or(0, |group| group.count) {
+            0 => {}
+            1 => groups!(1),
+            2 => groups!(2),
+            4 => groups!(4),
+            6 => groups!(6),
+            8 => groups!(8),
+            _ => groups!(12),
+        }
     }
+}
 
-    /// Computes sixteen outputs of `M` rows for each of `P` panels.
-    fn tile<L: Lanes, const P: usize, const M: usize>(&self, lanes: L, panels: [usize; P], row: usize) {
-        let sums = lanes.run(Tile {
-            panels: panels.map(|panel| &self.panels[panel * self.blocks..][..self.blocks]),
-            per_sum: self.per_sum,
-            zero: self.zero as f32,
-            x: std::array::from_fn::<_, M, _>(|m| self.x.words_of(row + m)),
-            factors: std::array::from_fn(|m| self.x.factors_of(row + m)),
-        });
-        for (panel, sums) in panels.into_iter().zip(&sums) {
-            for (m, sums) in sums.iter().enumerate() {
-                // SAFETY: this task owns the panels.
-                unsafe { self.out.add(row + m, panel, sums, true) };
+/// The outputs of panels, `P` at a time, for groups of `M` rows.
+struct Tiles<'a, 'p, B, const P: usize, const M: usize> {
+    product: &'a Product<'p, B>,
+    /// The first panels of each tile.
+    panels: Range<usize>,
+    /// From a panel of a tile to the next.
+    apart: usize,
+    groups: &'a [Group],
+}
+
+impl<B: Integers, const P: usize, const M: usize> Task for Tiles<'_, '_, B, P, M> {
+    type Output = ();
+
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Product { panels, blocks, per_sum, zero, x, out } = self.product;
+        for panel in self.panels.clone() {
+            let of = |index: usize| &panels[(panel + index * self.apart) * blocks..][..*blocks];
+            for group in self.groups {
+                let (words, factors) = (x.words_of(*group), x.factors_of(*group));
+                let (per_sum, zero) = (*per_sum, *zero as f32);
+                let tile = Tile::<B, P, M> { panels: std::array::from_fn(of), per_sum, zero, words, factors };
+                let sums = tile.sums(lanes);
+                for index in 0..P {
+                    for m in 0..M {
+                        // SAFETY: this task owns the panels.
+                        unsafe {
+                            out.set(lanes, group.first + m, panel + index * self.apart, sums[index][m])
+                        };
+                    }
+                }
             }
         }
     }
@@ -257,23 +335,22 @@ struct Tile<'a, B, const P: usize, const M: usize> {
     panels: [&'a [B]; P],
     per_sum: usize,
     zero: f32,
-    x: [&'a [u32]; M],
-    factors: [&'a [Factors]; M],
+    /// The words of a group of `M` rows.
+    words: &'a [u32],
+    factors: &'a [Factors],
 }
 
-impl<B: Integers, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
-    type Output = [[[f32; WIDTH]; M]; P];
-
+impl<B: Integers, const P: usize, const M: usize> Tile<'_, B, P, M> {
     #[inline(always)]
     #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
-    fn run<L: Lanes>(self, lanes: L) -> Self::Output {
+    fn sums<L: Lanes>(self, lanes: L) -> [[L::Float; M]; P] {
         let blocks = self.panels[0].len();
         // Parts with scales have sums of their own; other blocks have one part.
         let per_sum = if B::SCALED { 1 } else { self.per_sum };
         let parts = blocks * B::PARTS;
         assert!(self.panels.iter().all(|panel| panel.len() == blocks), "panels are equally long");
-        assert!(self.x.iter().all(|x| x.len() == parts * B::DOTS), "rows are as long as panels");
-        assert!(self.factors.iter().all(|factors| factors.len() * per_sum == parts), "each sum has factors");
+        assert!(self.words.len() == parts * B::DOTS * M, "rows are as long as panels");
+        assert!(self.factors.len() * per_sum == parts * M, "each sum has factors");
 
         let mut totals = [[lanes.splat(0.0); M]; P];
         let mut sums = [[lanes.splat_sums(0); M]; P];
@@ -288,8 +365,8 @@ impl<B: Integers, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
                 let at = index * B::PARTS + part;
                 if B::SCALED || at.is_multiple_of(per_sum) {
                     for row in 0..M {
-                        // SAFETY: `at < parts`, so that `at / per_sum` is below the number of factors of every row.
-                        let start = unsafe { self.factors[row].get_unchecked(at / per_sum) }.start;
+                        // SAFETY: `at < parts`, so that `at / per_sum` is below the number of factors of a row.
+                        let start = unsafe { self.factors.get_unchecked(at / per_sum * M + row) }.start;
                         for panel in 0..P {
                             sums[panel][row] = lanes.splat_sums(start);
                         }
@@ -300,7 +377,7 @@ impl<B: Integers, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
                         let weights = block[panel].bytes(lanes, part, word);
                         for row in 0..M {
                             // SAFETY: `at < parts` and `word < DOTS`, see above.
-                            let x = unsafe { *self.x[row].get_unchecked(at * B::DOTS + word) };
+                            let x = unsafe { *self.words.get_unchecked((at * B::DOTS + word) * M + row) };
                             if B::SMALL {
                                 sums[panel][row] = lanes.dot::<true>(sums[panel][row], weights, x);
                             } else {
@@ -321,7 +398,7 @@ impl<B: Integers, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
                     }
                     for row in 0..M {
                         // SAFETY: as above.
-                        let factors = unsafe { self.factors[row].get_unchecked(at / per_sum) };
+                        let factors = unsafe { self.factors.get_unchecked(at / per_sum * M + row) };
                         let mut factor = lanes.splat(factors.scale);
                         if B::SCALED {
                             factor = lanes.mul(factor, scale);
@@ -335,10 +412,6 @@ impl<B: Integers, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
                 }
             }
         }
-        let mut out = [[[0.0; WIDTH]; M]; P];
-        for (out, total) in out.iter_mut().flatten().zip(totals.into_iter().flatten()) {
-            lanes.store(total, out);
-        }
-        out
+        totals
     }
 }

@@ -163,6 +163,11 @@ pub(super) trait Integers: Block {
     /// The four integers that word `word` of the activations for part `part` is multiplied with, one in each byte.
     fn bytes<L: Lanes>(&self, lanes: L, part: usize, word: usize) -> L::Bits;
 
+    /// The four integers of each word of the activations for these blocks, if they are kept in that order and have no scales.
+    fn as_tiles(_: &[Self]) -> Option<&[[u32; WIDTH]]> {
+        None
+    }
+
     /// The scales and offsets of part `part` of the sixteen rows.
     fn affine<L: Lanes>(&self, lanes: L, part: usize) -> (L::Float, L::Float);
 }
@@ -170,7 +175,7 @@ pub(super) trait Integers: Block {
 macro_rules! integers {
     (
         $block:ident, $scaled:literal, $offset:literal, $zero:literal, $small:literal $(, $has_zero:literal)?,
-        |$lanes:ident, $of:ident, $part:ident, $word:ident| $bytes:expr
+        |$lanes:ident, $of:ident, $part:ident, $word:ident| $bytes:expr $(, $as_tiles:item)?
     ) => {
         impl Integers for $block {
             const SCALED: bool = $scaled;
@@ -184,6 +189,8 @@ macro_rules! integers {
                 let $of = self;
                 $bytes
             }
+
+            $($as_tiles)?
 
             #[inline(always)]
             fn affine<L: Lanes>(&self, lanes: L, part: usize) -> (L::Float, L::Float) {
@@ -203,7 +210,17 @@ integers!(Q4K, true, true, 0, true, |lanes, block, part, word| {
 integers!(Q6K, true, false, 32, true, |lanes, block, part, word| block.six_bits(lanes, part, word));
 integers!(Q8_0, true, false, 128, false, |lanes, block, _part, word| lanes.load_bits(&block.words[word]));
 integers!(Bytes, true, true, 0, false, true, |lanes, block, _part, word| lanes.load_bits(&block.words[word]));
-integers!(Int8, false, false, 128, false, |lanes, block, _part, word| lanes.load_bits(&block.0[word]));
+integers!(
+    Int8,
+    false,
+    false,
+    128,
+    false,
+    |lanes, block, _part, word| lanes.load_bits(&block.0[word]),
+    fn as_tiles(blocks: &[Self]) -> Option<&[[u32; WIDTH]]> {
+        Some(bytemuck::cast_slice(blocks))
+    }
+);
 
 /// Four nibbles for word `word` of eight: those at even positions of a word, then those at odd positions.
 #[inline(always)]

@@ -37,7 +37,7 @@ pub(super) struct Job<'a, B> {
 
 impl<B: Block> Job<'_, B> {
     fn run(&self, instructions: InstructionSet, panels: Range<usize>) {
-        instructions.run(Panels { job: self, panels });
+        instructions.run_floats(Panels { job: self, panels });
     }
 }
 
@@ -220,20 +220,53 @@ impl<'a> Output<'a> {
         Self { start: out.as_mut_ptr(), rows: out.len() / outputs, outputs, borrowed: PhantomData }
     }
 
+    /// Where the outputs of a panel are, to be prefetched.
+    #[inline(always)]
+    pub(super) fn address(&self, row: usize, panel: usize) -> *const f32 {
+        self.start.wrapping_add(row * self.outputs + panel * WIDTH)
+    }
+
+    /// Sets the outputs of a panel, sixteen or fewer.
+    ///
+    /// # Safety
+    /// No other thread sets or adds to this panel at the same time.
+    #[inline(always)]
+    pub(super) unsafe fn set<L: Lanes>(&self, lanes: L, row: usize, panel: usize, sums: L::Float) {
+        // SAFETY: by the caller's promise.
+        let out = unsafe { self.of_panel(row, panel) };
+        if let Some(out) = out.first_chunk_mut() {
+            lanes.store(sums, out);
+        } else {
+            let mut all = [0.0; WIDTH];
+            lanes.store(sums, &mut all);
+            out.copy_from_slice(&all[..out.len()]);
+        }
+    }
+
     /// Adds sums to the outputs of a panel, sixteen or fewer, or sets them if these are the first sums.
     ///
     /// # Safety
     /// No other thread adds to this panel at the same time.
     pub(super) unsafe fn add(&self, row: usize, panel: usize, sums: &[f32; WIDTH], first: bool) {
+        // SAFETY: by the caller's promise.
+        let out = unsafe { self.of_panel(row, panel) };
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = if first { *sum } else { *out + *sum };
+        }
+    }
+
+    /// The outputs of a panel.
+    ///
+    /// # Safety
+    /// No other thread uses those of this panel at the same time, nor does this one have them already.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "tasks share the result and have panels of their own")]
+    unsafe fn of_panel(&self, row: usize, panel: usize) -> &mut [f32] {
         let column = panel * WIDTH;
         assert!(row < self.rows && column < self.outputs, "a tile is inside the result");
         let count = WIDTH.min(self.outputs - column);
         // SAFETY: the elements are inside the slice that `self` borrows, by the assertion, and no other task touches
         // this panel's.
-        let out =
-            unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.outputs + column), count) };
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out = if first { *sum } else { *out + *sum };
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.outputs + column), count) }
     }
 }

@@ -17,7 +17,7 @@ use half::{bf16, f16};
 pub(crate) const NOWHERE: usize = usize::MAX;
 
 /// A type of numbers, sixteen of which are loaded at a time.
-trait Number: Copy {
+pub(super) trait Number: Copy {
     fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float;
 }
 
@@ -31,14 +31,14 @@ impl Number for f32 {
 impl Number for f16 {
     #[inline(always)]
     fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float {
-        lanes.load_f16(&from.map(Self::to_bits))
+        lanes.load_f16(bytemuck::cast_ref(from))
     }
 }
 
 impl Number for bf16 {
     #[inline(always)]
     fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float {
-        lanes.load_bf16(&from.map(Self::to_bits))
+        lanes.load_bf16(bytemuck::cast_ref(from))
     }
 }
 
@@ -76,9 +76,15 @@ pub(crate) fn copy_rows(instructions: InstructionSet, rows: &Rows<'_>, panels: &
 fn pack<const TRANSPOSE: bool>(instructions: InstructionSet, rows: &Rows<'_>, panels: &mut [f32]) {
     let panels = panels.as_chunks_mut::<WIDTH>().0;
     match rows.data {
-        Floats::F32(data) => instructions.run(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels }),
-        Floats::F16(data) => instructions.run(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels }),
-        Floats::BF16(data) => instructions.run(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels }),
+        Floats::F32(data) => {
+            instructions.run_floats(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels })
+        }
+        Floats::F16(data) => {
+            instructions.run_floats(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels })
+        }
+        Floats::BF16(data) => {
+            instructions.run_floats(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels })
+        }
     }
 }
 
@@ -87,16 +93,17 @@ struct Pack<'a, N, const TRANSPOSE: bool> {
     panels: &'a mut [[f32; WIDTH]],
 }
 
-struct Reader<'a, N> {
-    rows: &'a Rows<'a>,
+/// The rows of a tensor of one type.
+pub(super) struct Reader<'a, N> {
+    pub(super) rows: &'a Rows<'a>,
     /// The elements of their tensor.
-    data: &'a [N],
+    pub(super) data: &'a [N],
 }
 
 impl<'a, N: Number> Reader<'a, N> {
     /// A row, which is empty if its start is [`NOWHERE`], and the address of a row to prefetch.
     #[inline(always)]
-    fn row(&self, index: usize) -> (&'a [N], *const N) {
+    pub(super) fn row(&self, index: usize) -> (&'a [N], *const N) {
         let start = *self.rows.starts.get(index).unwrap_or(&NOWHERE);
         let row = if start == NOWHERE { &[] } else { &self.data[start..][..self.rows.size] };
         // Any address may be prefetched.
@@ -105,7 +112,7 @@ impl<'a, N: Number> Reader<'a, N> {
 
     /// The last elements of a row, fewer than a vector, with zeros after them.
     #[inline(always)]
-    fn tail<L: Lanes>(&self, lanes: L, index: usize) -> L::Float {
+    pub(super) fn tail<L: Lanes>(&self, lanes: L, index: usize) -> L::Float {
         let (start, count) = (self.rows.starts.get(index).unwrap_or(&NOWHERE), self.rows.size % WIDTH);
         let mut last = [0.0; WIDTH];
         if *start != NOWHERE {
@@ -200,7 +207,7 @@ pub(crate) struct PanelProduct<'a> {
 impl PanelProduct<'_> {
     /// Computes the product. The result of a row does not depend on the rows beside it.
     pub(crate) fn run(self, instructions: InstructionSet) {
-        instructions.run(self);
+        instructions.run_floats(self);
     }
 
     #[inline(always)]
@@ -234,10 +241,12 @@ impl PanelProduct<'_> {
         for (index, sums) in sums.iter().enumerate() {
             for (m, sums) in sums.iter().enumerate() {
                 let start = (row + m) * self.out_stride + (panel + index) * WIDTH;
-                let out = &mut self.out[start..][..WIDTH];
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    *out = if self.add { *out + *sum } else { *sum };
-                }
+                let Some(out) = self.out[start..].first_chunk_mut() else { continue };
+                let sums = lanes.load(sums);
+                // A product by one rounds nothing, so that this is an addition.
+                let sums =
+                    if self.add { lanes.mul_add(sums, lanes.splat(1.0), lanes.load(out)) } else { sums };
+                lanes.store(sums, out);
             }
         }
     }

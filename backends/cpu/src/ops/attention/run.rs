@@ -7,8 +7,11 @@ use super::{
 };
 use crate::{
     lanes::WIDTH,
-    packed::temporary::{
-        NOWHERE, PanelProduct, Rows, copied_floats, copy_rows, transpose_rows, transposed_floats,
+    packed::{
+        rows::{FEW_HEADS, RowProduct},
+        temporary::{
+            NOWHERE, PanelProduct, Rows, copied_floats, copy_rows, transpose_rows, transposed_floats,
+        },
     },
     parallel::Lane,
 };
@@ -37,6 +40,14 @@ struct Run<'a> {
     places: &'a Places,
     /// The places of the keys of the next run.
     ahead: &'a Places,
+}
+
+/// The keys and values of a run.
+enum Source<'a> {
+    /// As they are in memory.
+    Rows { keys: Rows<'a>, values: Rows<'a> },
+    /// In panels.
+    Panels { keys: &'a [f32], values: &'a [f32] },
 }
 
 /// Rows of a tile, and keys of a run that all of them see.
@@ -128,10 +139,15 @@ impl<S: KeySource> Problem<'_, S> {
             ahead: &ahead.values,
             size: self.value.size,
         };
-        let key_panels = &mut scratch.keys[..transposed_floats(count, self.key.size)];
-        let value_panels = &mut scratch.values[..copied_floats(count, self.value.size)];
-        transpose_rows(self.instructions, &keys, key_panels);
-        copy_rows(self.instructions, &values, value_panels);
+        let source = if tile.rows * self.group <= FEW_HEADS {
+            Source::Rows { keys, values }
+        } else {
+            let key_panels = &mut scratch.keys[..transposed_floats(count, self.key.size)];
+            let value_panels = &mut scratch.values[..copied_floats(count, self.value.size)];
+            transpose_rows(self.instructions, &keys, key_panels);
+            copy_rows(self.instructions, &values, value_panels);
+            Source::Panels { keys: key_panels, values: value_panels }
+        };
 
         let range = |row: usize| {
             let range = self.visible(sequence.position(tile, row), sequence.keys);
@@ -152,7 +168,7 @@ impl<S: KeySource> Problem<'_, S> {
             let mut part = |start: usize, end: usize| {
                 let part = Part { rows: row..row + rows, keys: start - run.start..end - run.start, count };
                 let ahead = sequence.position(tile, row) - start as i64;
-                self.absorb(kv_head, &part, ahead, (queries, key_panels, value_panels), scratch.scores, out);
+                self.absorb(kv_head, &part, ahead, queries, &source, scratch.scores, out);
             };
             if all_there && self.bits.is_none() {
                 if !seen.is_empty() {
@@ -166,34 +182,54 @@ impl<S: KeySource> Problem<'_, S> {
     }
 
     /// Adds keys that several rows see to their softmax. `ahead` is how far the first row is ahead of the first key.
+    #[expect(clippy::too_many_arguments, reason = "a part has as many coordinates")]
     fn absorb(
         &self,
         kv_head: usize,
         part: &Part,
         ahead: i64,
-        (queries, keys, values): (&[f32], &[f32], &[f32]),
+        queries: &[f32],
+        source: &Source<'_>,
         scores: &mut [f32],
         out: &mut Partial<'_>,
     ) {
         let (group, size, sum_size) = (self.group, self.key.size, self.sum_floats());
         let heads = part.rows.start * group..part.rows.end * group;
-        // Whole panels; the scores of keys beside the part are not read.
-        let panels = part.keys.start / WIDTH..part.keys.end.div_ceil(WIDTH);
-        PanelProduct {
-            panels: &keys[panels.start * WIDTH * size..panels.end * WIDTH * size],
-            panel_count: panels.len(),
-            stride: size,
-            first: 0,
-            inputs: size,
-            x: &queries[heads.start * size..heads.end * size],
-            x_stride: size,
-            rows: heads.len(),
-            out: &mut *scores,
-            out_stride: RUN,
-            add: false,
-        }
-        .run(self.instructions);
-        let first = part.keys.start - panels.start * WIDTH;
+        let queries = &queries[heads.start * size..heads.end * size];
+        let first = match source {
+            Source::Rows { keys, .. } => {
+                RowProduct {
+                    rows: keys,
+                    part: part.keys.clone(),
+                    x: queries,
+                    x_stride: size,
+                    heads: heads.len(),
+                    out: &mut *scores,
+                    out_stride: RUN,
+                }
+                .dot(self.instructions);
+                0
+            }
+            Source::Panels { keys, .. } => {
+                // Whole panels; the scores of keys beside the part are not read.
+                let panels = part.keys.start / WIDTH..part.keys.end.div_ceil(WIDTH);
+                PanelProduct {
+                    panels: &keys[panels.start * WIDTH * size..panels.end * WIDTH * size],
+                    panel_count: panels.len(),
+                    stride: size,
+                    first: 0,
+                    inputs: size,
+                    x: queries,
+                    x_stride: size,
+                    rows: heads.len(),
+                    out: &mut *scores,
+                    out_stride: RUN,
+                    add: false,
+                }
+                .run(self.instructions);
+                part.keys.start - panels.start * WIDTH
+            }
+        };
         for (index, head) in heads.clone().enumerate() {
             let scores = &mut scores[index * RUN + first..][..part.keys.len()];
             let slope = self.alibi.map(|slopes| slopes[kv_head * group + head % group]);
@@ -202,20 +238,34 @@ impl<S: KeySource> Problem<'_, S> {
             state.absorb(scores, &mut out.sums[head * sum_size..][..sum_size]);
             state.store(out.states, head);
         }
-        PanelProduct {
-            panels: values,
-            panel_count: sum_size / WIDTH,
-            stride: part.count,
-            first: part.keys.start,
-            inputs: part.keys.len(),
-            x: &scores[first..],
-            x_stride: RUN,
-            rows: heads.len(),
-            out: &mut out.sums[heads.start * sum_size..heads.end * sum_size],
-            out_stride: sum_size,
-            add: true,
+        let (weights, count) = (&scores[first..], heads.len());
+        let sums = &mut out.sums[heads.start * sum_size..heads.end * sum_size];
+        match source {
+            Source::Rows { values, .. } => RowProduct {
+                rows: values,
+                part: part.keys.clone(),
+                x: weights,
+                x_stride: RUN,
+                heads: count,
+                out: sums,
+                out_stride: sum_size,
+            }
+            .add_weighted(self.instructions),
+            Source::Panels { values, .. } => PanelProduct {
+                panels: values,
+                panel_count: sum_size / WIDTH,
+                stride: part.count,
+                first: part.keys.start,
+                inputs: part.keys.len(),
+                x: weights,
+                x_stride: RUN,
+                rows: count,
+                out: sums,
+                out_stride: sum_size,
+                add: true,
+            }
+            .run(self.instructions),
         }
-        .run(self.instructions);
     }
 
     /// Whether explicit bits, if there are any, let a row see a key.
