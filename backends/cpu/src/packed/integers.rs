@@ -45,7 +45,6 @@ pub(super) struct Group {
     /// If these are the rows of a tile ([`super::amx`]), the words of a row that it multiplies at once: so many words of each row
     /// stand together, a power of two. Otherwise it is one: the rows stand side by side.
     together: usize,
-    is_tile: bool,
 }
 
 impl Group {
@@ -54,7 +53,7 @@ impl Group {
         let mut groups = Vec::with_capacity(rows.div_ceil(most) + 3);
         let mut first = 0;
         while tiles && first + ROWS_OF_TILE <= rows {
-            groups.push(Self { first, count: ROWS_OF_TILE, together: WORDS_OF_TILE, is_tile: true });
+            groups.push(Self { first, count: ROWS_OF_TILE, together: WORDS_OF_TILE });
             first += ROWS_OF_TILE;
         }
         while first < rows {
@@ -66,7 +65,7 @@ impl Group {
                 8..12 => 8,
                 _ => 12,
             };
-            groups.push(Self { first, count, together: 1, is_tile: false });
+            groups.push(Self { first, count, together: 1 });
             first += count;
         }
         groups
@@ -211,7 +210,7 @@ pub(super) fn multiply<B: Integers>(
     let task = |index: usize| {
         let panels = count * index / tasks..count * (index + 1) / tasks;
         let groups = &product.x.groups[..];
-        let (in_tiles, others) = groups.split_at(groups.partition_point(|group| group.is_tile));
+        let (in_tiles, others) = groups.split_at(groups.partition_point(|group| group.together > 1));
         if let Some(tiled) = tiled.as_ref().filter(|_| !in_tiles.is_empty()) {
             tiled.multiply(&product, panels.clone(), in_tiles);
         }

@@ -103,21 +103,10 @@ impl<N: Number> Dot<'_, '_, N> {
             factors[m] = &x[(head + m) * *x_stride..][..size];
         }
         for first in part.clone().step_by(WIDTH) {
-            let mut rows = [self.from.row(first); WIDTH];
-            for index in 1..WIDTH {
-                rows[index] = self.from.row(first + index);
-            }
+            let rows = self.from.sixteen(first);
             let mut sums = [lanes.splat(0.0); M];
             for column in 0..whole {
-                let mut vectors = [lanes.splat(0.0); WIDTH];
-                for index in 0..WIDTH {
-                    let (row, ahead) = rows[index];
-                    lanes.prefetch(ahead.wrapping_add(column * WIDTH).cast());
-                    if let Some(numbers) = row.as_chunks::<WIDTH>().0.get(column) {
-                        vectors[index] = N::load(lanes, numbers);
-                    }
-                }
-                let vectors = lanes.transpose(vectors);
+                let vectors = Reader::transposed(lanes, &rows, column);
                 for m in 0..M {
                     let Some(factors) = factors[m].as_chunks::<WIDTH>().0.get(column) else { continue };
                     for index in 0..WIDTH {
@@ -126,11 +115,7 @@ impl<N: Number> Dot<'_, '_, N> {
                 }
             }
             if rest > 0 {
-                let mut vectors = [lanes.splat(0.0); WIDTH];
-                for index in 0..WIDTH {
-                    vectors[index] = self.from.tail(lanes, first + index);
-                }
-                let vectors = lanes.transpose(vectors);
+                let vectors = self.from.transposed_tails(lanes, first);
                 for m in 0..M {
                     for (vector, factor) in vectors.iter().zip(&factors[m][whole * WIDTH..]) {
                         sums[m] = lanes.mul_add(*vector, lanes.splat(*factor), sums[m]);

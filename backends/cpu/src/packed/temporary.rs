@@ -110,6 +110,46 @@ impl<'a, N: Number> Reader<'a, N> {
         (row, self.data.as_ptr().wrapping_add(*self.rows.ahead.get(index).unwrap_or(&0)))
     }
 
+    /// Sixteen rows from `first` on, as [`Self::row`].
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
+    pub(super) fn sixteen(&self, first: usize) -> [(&'a [N], *const N); WIDTH] {
+        let mut rows = [self.row(first); WIDTH];
+        for index in 1..WIDTH {
+            rows[index] = self.row(first + index);
+        }
+        rows
+    }
+
+    /// Elements `16 column ..` of sixteen rows, a vector for each element; zeros for rows that are empty.
+    #[inline(always)]
+    pub(super) fn transposed<L: Lanes>(
+        lanes: L,
+        rows: &[(&'a [N], *const N); WIDTH],
+        column: usize,
+    ) -> [L::Float; WIDTH] {
+        let mut vectors = [lanes.splat(0.0); WIDTH];
+        for index in 0..WIDTH {
+            let (row, ahead) = rows[index];
+            lanes.prefetch(ahead.wrapping_add(column * WIDTH).cast());
+            if let Some(numbers) = row.as_chunks::<WIDTH>().0.get(column) {
+                vectors[index] = N::load(lanes, numbers);
+            }
+        }
+        lanes.transpose(vectors)
+    }
+
+    /// The elements of sixteen rows behind the last whole vector, a vector for each element.
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
+    pub(super) fn transposed_tails<L: Lanes>(&self, lanes: L, first: usize) -> [L::Float; WIDTH] {
+        let mut vectors = [lanes.splat(0.0); WIDTH];
+        for index in 0..WIDTH {
+            vectors[index] = self.tail(lanes, first + index);
+        }
+        lanes.transpose(vectors)
+    }
+
     /// The last elements of a row, fewer than a vector, with zeros after them.
     #[inline(always)]
     pub(super) fn tail<L: Lanes>(&self, lanes: L, index: usize) -> L::Float {
@@ -126,7 +166,6 @@ impl<N: Number, const TRANSPOSE: bool> Task for Pack<'_, N, TRANSPOSE> {
     type Output = ();
 
     #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
     fn run<L: Lanes>(self, lanes: L) {
         let Self { from, panels } = self;
         let (count, size) = (from.rows.starts.len(), from.rows.size);
@@ -135,30 +174,15 @@ impl<N: Number, const TRANSPOSE: bool> Task for Pack<'_, N, TRANSPOSE> {
             for (panel, first) in (0..count).step_by(WIDTH).enumerate() {
                 let out = &mut panels[panel * size..][..size];
                 let (out, last) = out.split_at_mut(size - rest);
-                let mut rows = [from.row(first); WIDTH];
-                for index in 1..WIDTH {
-                    rows[index] = from.row(first + index);
-                }
+                let rows = from.sixteen(first);
                 for (column, out) in out.as_chunks_mut::<WIDTH>().0.iter_mut().enumerate() {
-                    let mut vectors = [lanes.splat(0.0); WIDTH];
-                    for index in 0..WIDTH {
-                        let (row, ahead) = rows[index];
-                        lanes.prefetch(ahead.wrapping_add(column * WIDTH).cast());
-                        if let Some(numbers) = row.as_chunks::<WIDTH>().0.get(column) {
-                            vectors[index] = N::load(lanes, numbers);
-                        }
-                    }
-                    let vectors = lanes.transpose(vectors);
+                    let vectors = Reader::transposed(lanes, &rows, column);
                     for index in 0..WIDTH {
                         lanes.store(vectors[index], &mut out[index]);
                     }
                 }
                 if !last.is_empty() {
-                    let mut vectors = [lanes.splat(0.0); WIDTH];
-                    for index in 0..WIDTH {
-                        vectors[index] = from.tail(lanes, first + index);
-                    }
-                    for (out, vector) in last.iter_mut().zip(lanes.transpose(vectors)) {
+                    for (out, vector) in last.iter_mut().zip(from.transposed_tails(lanes, first)) {
                         lanes.store(vector, out);
                     }
                 }
