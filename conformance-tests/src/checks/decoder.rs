@@ -533,6 +533,8 @@ fn of_shapes_on(device: &Arc<dyn Device>, shapes: &'static [Shape], rank: Option
     let (mut missing, mut ran) = (None, false);
     for dtype in floats(&**device) {
         for shape in shapes {
+            // In bf16, CUDA's layers with norms after attention and MLP are 4.2e-3 from their body behind 257 tokens, where 2.0e-3 is
+            // allowed, and within the bound behind all other lengths and in f16. Whether the bound is wrong or the layers is not known.
             if rank.is_some() && dtype == DType::BF16 {
                 continue;
             }

@@ -1,9 +1,9 @@
 /*
  * grouped_linear on tensor cores for dense weights and few assignments per expert, f16 or bf16 throughout: see tile.cuh.
  *
- * The sum over inputs may run in any order as long as both operands agree, so a lane loads 16 consecutive bytes of two rows, as
- * they lie in memory, and they are the fragments of two products without a transposition. A lane reads from the ring buffer only
- * what it copied itself. A step is 32 inputs.
+ * The sum over inputs may run in any order as long as both operands agree, so 16 consecutive bytes of two rows, as they lie in
+ * memory, are a lane's fragments of two products without a transposition. A step is 64 inputs, and eight lanes copy the 128 bytes of
+ * a row: whole lines, which memory delivers faster than halves of twice as many.
  *
  * Bytes: the weights once per item, so each distinct expert once while an expert has at most TOKENS assignments; activations at
  * most `TOKENS / 16` times the weights' bytes, from the L2. Floor: the weights of the distinct experts over read bandwidth, 6 us
@@ -11,47 +11,66 @@
  */
 #if __CUDA_ARCH__ >= 800
 struct Dense {
-    struct Inputs { Vector of[TILES]; };
+    struct Inputs { Vector of[TILES][2]; };
+    /* The vectors of a lane: two of each of its rows. */
     struct Weights {
-        Vector low, high;
+        Vector low[2], high[2];
         __device__ Weights(const u8* stage) {
-            low = ((const Vector*)stage)[threadIdx.x % 32];
-            high = ((const Vector*)stage)[threadIdx.x % 32 + 32];
+            const int lane = threadIdx.x % 32, row = lane / 4;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                low[half] = ((const Vector*)stage)[place(row, half * 4 + lane % 4)];
+                high[half] = ((const Vector*)stage)[place(row + 8, half * 4 + lane % 4)];
+            }
         }
     };
-    static constexpr int columns = 32, stage = 1024;
+    static constexpr int columns = 64, stage = 2048;
     static constexpr bool aligned = false;
-    const u8 *low, *high;
+    /* The rows that a lane copies: four apart, in either half of the tile. */
+    const u8 *from[4];
     int inputs;
 
-    __device__ Dense(const GroupedLinearParams& p) : low(p.weight.elements), high(p.weight.elements), inputs((int)p.inputs) {}
+    /* The index of a vector of a row in a stage. Neighbouring rows begin in different halves of the banks. */
+    __device__ static int place(int row, int vector) { return row * 8 + (vector ^ row % 2 * 4); }
+
+    __device__ Dense(const GroupedLinearParams& p) : from{}, inputs((int)p.inputs) {}
     __device__ void aim(const GroupedLinearParams& p, i64 row, i64 end) {
         const int lane = threadIdx.x % 32;
-        const i64 first = row + lane / 4, second = GATED ? first : first + 8;
         const Weight& other = GATED ? p.other : p.weight;
-        low = p.weight.elements + (first < end ? first : row) * p.weight.row_bytes + lane % 4 * 16;
-        high = other.elements + (second < end ? second : row) * other.row_bytes + lane % 4 * 16;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const Weight& weight = i < 2 ? p.weight : other;
+            const i64 own = row + lane / 8 + i % 2 * 4 + (GATED ? 0 : i / 2 * 8);
+            from[i] = weight.elements + (own < end ? own : row) * weight.row_bytes + lane % 8 * 16;
+        }
     }
-    /* Whether the lane's 8 inputs of a step exist. */
-    __device__ bool is_real(int step) const { return WHOLE || step * 32 + (int)threadIdx.x % 4 * 8 < inputs; }
     __device__ void copy(u8* stage, int step) const {
-        const i64 at = is_real(step) ? (i64)step * 64 : 0;
-        copy_ahead((Vector*)stage + threadIdx.x % 32, low + at, is_real(step));
-        copy_ahead((Vector*)stage + threadIdx.x % 32 + 32, high + at, is_real(step));
+        const int lane = threadIdx.x % 32;
+        const bool real = WHOLE || step * 64 + lane % 8 * 8 < inputs;
+        const i64 at = real ? (i64)step * 128 : 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) copy_ahead((Vector*)stage + place(lane / 8 + i * 4, lane % 8), from[i] + at, real);
     }
     __device__ void load(const X* const (&x)[TILES], int step, Inputs& to) const {
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
-            to.of[tile] = Vector{};
-            if (x[tile] && is_real(step)) to.of[tile] = load_vector(x[tile] + step * 32 + threadIdx.x % 4 * 8);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int column = step * 64 + half * 32 + threadIdx.x % 4 * 8;
+                to.of[tile][half] = Vector{};
+                if (x[tile] && (WHOLE || column < inputs)) to.of[tile][half] = load_vector(x[tile] + column);
+            }
         }
     }
     __device__ void add(const Weights& w, const Inputs& x, float (&sums)[TILES][4]) const {
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            const Vector& v = x.of[tile];
-            multiply(sums[tile], w.low.word[0], w.high.word[0], w.low.word[1], w.high.word[1], v.word[0], v.word[1]);
-            multiply(sums[tile], w.low.word[2], w.high.word[2], w.low.word[3], w.high.word[3], v.word[2], v.word[3]);
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+                const Vector &v = x.of[tile][half], &low = w.low[half], &high = w.high[half];
+                multiply(sums[tile], low.word[0], high.word[0], low.word[1], high.word[1], v.word[0], v.word[1]);
+                multiply(sums[tile], low.word[2], high.word[2], low.word[3], high.word[3], v.word[2], v.word[3]);
+            }
         }
     }
 };

@@ -18,6 +18,9 @@ struct Item {
     int begin, count;
 };
 
+/* Where the search for an item begins: an expert, and the number of items before it. */
+struct Cursor { int base, before; };
+
 #if HEADS
 /* The number of a head's items. */
 __device__ inline int items_of_head(int all) { return (all / SLOTS + TOKENS - 1) / TOKENS; }
@@ -26,7 +29,7 @@ __device__ inline int items_of_head(int all) { return (all / SLOTS + TOKENS - 1)
 __device__ inline int count_items(const GroupedLinearParams&, int all) { return SLOTS * items_of_head(all); }
 
 /* Item `number` of a step with `all` assignments. The items of a head are consecutive. */
-__device__ inline Item find_item(const GroupedLinearParams& p, int number, int all) {
+__device__ inline Item find_item(const GroupedLinearParams& p, Cursor&, int number, int all) {
     if (number >= count_items(p, all)) return {-1, 0, 0};
     const int head = number / items_of_head(all), begin = number % items_of_head(all) * TOKENS, left = all / SLOTS - begin;
     return {head, begin, left < TOKENS ? left : TOKENS};
@@ -71,15 +74,14 @@ __device__ inline int count_items(const GroupedLinearParams& p, int all) {
 #endif
 }
 
-/* Item `number` of a step with `all` assignments. Whole warps must call. */
-__device__ inline Item find_item(const GroupedLinearParams& p, int number, int all) {
+/* Item `number` of a step with `all` assignments, not before that of an earlier call with the same cursor. Whole warps must call. */
+__device__ inline Item find_item(const GroupedLinearParams& p, Cursor& cursor, int number, int all) {
 #if DIRECT
     return {number < all ? expert_of(p, number) : -1, number, 1};
 #else
     const int lane = threadIdx.x % 32, count = (int)p.count;
-    int before = 0;
-#pragma unroll 4
-    for (int base = 0; base < count; base += 32) {
+    int before = cursor.before;
+    for (int base = cursor.base; base < count; base += 32) {
         int expert = base + lane, begin = 0, end = 0;
         if (expert < count) {
             const Range range = range_of(p, expert, all);
@@ -98,6 +100,7 @@ __device__ inline Item find_item(const GroupedLinearParams& p, int number, int a
             int owner = __ffs(behind) - 1;
             begin += (number - (before + up_to - items)) * TOKENS;
             int left = end - begin;
+            cursor = {base, before};
             return {base + owner, __shfl_sync(0xffffffffu, begin, owner),
                     __shfl_sync(0xffffffffu, left < TOKENS ? left : TOKENS, owner)};
         }

@@ -30,12 +30,14 @@ struct GroupedLinearParams {
     i64 first_expert;
     /* The maximum number of items. */
     i64 items;
+    /* A counter of the units of work that are taken; 0 between launches. Only on tensor cores, with few assignments per expert. */
+    u32* taken;
     /* The upper limit of the gate and of the magnitude of up; 0 for none. */
     float limit;
     /* Added to up. */
     float up_offset;
 };
-static_assert(sizeof(GroupedLinearParams) == 296, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams) == 304, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::extent) == 72 && alignof(decltype(GroupedLinearParams::extent)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::x) == 16 && alignof(decltype(GroupedLinearParams::x)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::weight) == 32 && alignof(decltype(GroupedLinearParams::weight)) == 8, "GroupedLinearParams as in Rust");
@@ -53,5 +55,6 @@ static_assert(sizeof(GroupedLinearParams::covered) == 8 && alignof(decltype(Grou
 static_assert(sizeof(GroupedLinearParams::count) == 8 && alignof(decltype(GroupedLinearParams::count)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::first_expert) == 8 && alignof(decltype(GroupedLinearParams::first_expert)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::items) == 8 && alignof(decltype(GroupedLinearParams::items)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::taken) == 8 && alignof(decltype(GroupedLinearParams::taken)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::limit) == 4 && alignof(decltype(GroupedLinearParams::limit)) == 4, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::up_offset) == 4 && alignof(decltype(GroupedLinearParams::up_offset)) == 4, "GroupedLinearParams as in Rust");

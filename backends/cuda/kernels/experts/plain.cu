@@ -23,8 +23,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) grouped_linear_plain(co
     launch_dependents_and_wait();
     const int all = (int)p.extent.count() * SLOTS, lane = threadIdx.x % 32, part = lane % 4;
     const i64 inputs = p.inputs;
+    Cursor cursor = {};
     for (int number = blockIdx.y; number < p.items; number += gridDim.y) {
-        const Item item = find_item(p, number, all);
+        const Item item = find_item(p, cursor, number, all);
         if (item.expert < 0) {
             if (DIRECT) continue;
             return;

@@ -4,9 +4,9 @@
  *
  * Persistent blocks of 8 warps. A tile is 16 rows of an expert's weight by the TOKENS = 8 TILES assignments of an item: weights
  * are the 16-row operand, assignments the 8-column one. A team of SPLIT warps owns a tile; its warps take steps of the inputs in
- * turn and add their sums in shared memory, in a fixed order. Each block has a contiguous range of tiles, so the item seldom
- * changes. Each lane copies 16 bytes of two rows at a time into a ring buffer of its warp (cp.async), with STAGES - 1 steps in
- * flight at any moment, across tile and item boundaries, so that the memory pipeline does not drain while sums are added.
+ * turn and add their sums in shared memory, in a fixed order. Each warp copies steps into a ring buffer of its own (cp.async), with
+ * STAGES - 1 in flight at any moment, across tile and item boundaries, so that the memory pipeline does not drain while sums are
+ * added.
  * Activations are gathered from the rows of their tokens, from the L2 into registers, one step ahead. Grid: (resident blocks).
  *
  * With GATED the result is a gated activation of two products: the lower 8 rows of a tile belong to the gate's weight, the upper
@@ -32,6 +32,63 @@ __device__ inline void meet(int team) {
 }
 
 /*
+ * Which tiles a team multiplies, in which order; a unit is a tile of an item, and a turn is a unit's turn in a team. The first units
+ * are fixed: a contiguous range for each team, so that the item seldom changes. SMs do not read memory at the same speed (the fastest
+ * need two thirds of the time of the slowest), so the others are taken from a counter, by whoever comes first, as many turns ahead as
+ * the ring needs. The counter is 0 before and after a launch: each team takes until there is none left, so the number of takes is known,
+ * and the last wraps it.
+ */
+struct Turns {
+    /* Sixteenths of the units that are fixed. With fewer, items change more often. */
+    static constexpr int share = 13;
+    /* Units that a team remembers: more than `ahead`. */
+    static constexpr int places = 8;
+    u32* counter;
+    volatile int* known;
+    /* The first fixed unit, the number of the team's fixed units, of all units, and of those that are taken. */
+    int begin, fixed, units, shared;
+    /* Turns from the one in which a unit is taken to its own. */
+    int ahead;
+    /* Whether this lane takes units for the team, and whether there may be more. */
+    bool leads, takes;
+
+    __device__ Turns(const GroupedLinearParams& p, int units, int steps, int team, int member) : counter(p.taken), units(units) {
+        __shared__ int places_of[TEAMS][places];
+        known = places_of[team];
+        const int teams = gridDim.x * TEAMS, own = blockIdx.x * TEAMS + team;
+        const int of_member = SEGMENTS * ((steps + SPLIT - 1) / SPLIT);
+        /* One turn for the answer, and as many as the copies are ahead. */
+        ahead = 2 + (STAGES - 2) / (of_member > 0 ? of_member : 1);
+        ahead = ahead < places ? ahead : places - 1;
+        i64 all = (i64)units * share / 16;
+        const i64 least = (i64)teams * ahead;
+        all = all < least ? least < units ? least : units : all;
+        begin = (int)(all * own / teams);
+        fixed = (int)(all * (own + 1) / teams) - begin;
+        shared = units - (int)all;
+        leads = member == 0 && threadIdx.x % 32 == 0;
+        takes = shared > 0;
+    }
+    /* Whether the unit of a turn is known during another. */
+    __device__ bool knows(int turn, int now) const { return turn < fixed || turn < now + ahead; }
+    /* The unit of a turn, or a number behind the last. */
+    __device__ int unit(int turn) const { return turn < fixed ? begin + turn : shared > 0 ? known[turn % places] : units; }
+    /* At the beginning of a turn: takes the unit of the turn that is `ahead` behind it. */
+    __device__ u32 take(int turn) {
+        u32 taken = shared;
+        if (leads && takes && turn + ahead >= fixed) {
+            taken = atomicInc(counter, shared + gridDim.x * TEAMS - 1);
+            takes = taken < (u32)shared;
+        }
+        return taken;
+    }
+    /* Before the team meets at the end of the turn. */
+    __device__ void tell(int turn, u32 taken) const {
+        if (leads) known[(turn + ahead) % places] = taken < (u32)shared ? units - shared + (int)taken : units;
+    }
+};
+
+/*
  * `Product` defines how the weights of a step are copied to a stage of the ring buffer and multiplied from there: `aim` selects
  * the first row of a tile, given the end of its expert's rows; `copy` copies a step; `load` loads the lane's activations of a
  * step into `Inputs`; `add` adds the product of a stage with those.
@@ -39,7 +96,7 @@ __device__ inline void meet(int team) {
 template <typename Product> __device__ inline void multiply_items(const GroupedLinearParams& p) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / SPLIT, member = warp % SPLIT;
     const int inputs = (int)p.inputs, steps = (inputs + Product::columns - 1) / Product::columns;
-    const int tiles = (int)((p.covered + TEAMS * RESULTS - 1) / (TEAMS * RESULTS));
+    const int tiles = (int)((p.covered + RESULTS - 1) / RESULTS);
     float(*partial)[WARPS][TOKENS][17] = (float(*)[WARPS][TOKENS][17])(memory + WARPS * STAGES * Product::stage);
     u8* const ring = memory + warp * STAGES * Product::stage;
 
@@ -52,129 +109,135 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
     if (all == 0) return;
     auto expert_at = [&](int segment) { return __shfl_sync(0xffffffffu, expert, segment); };
 #elif DIRECT
-    const int items = (int)p.items, first_item = (int)((i64)blockIdx.x * items / gridDim.x);
-    /* Loaded together with the extent. */
-    const int early = expert_of(p, first_item);
-    const int all = (int)p.extent.count(loaded) * SLOTS;
+    const int items = (int)p.items, all = (int)p.extent.count(loaded) * SLOTS;
 #else
     const int all = (int)p.extent.count(loaded) * SLOTS, items = count_items(p, all);
 #endif
-    const i64 units = (i64)items * tiles;
-    /* Tiles of an item are consecutive. */
-    const i64 begin = units * blockIdx.x / gridDim.x, end = units * (blockIdx.x + 1) / gridDim.x;
+    const int units = items * tiles;
+    Turns turns(p, units, steps, team, member);
 
-    /* The next copy: tile, its item, step and stage. */
+    /* The next copy: turn, its item, step and stage. */
     Product product(p);
-    i64 next_unit = member < steps ? begin : end;
-    int next_item = -1, next_step = member, next_stage = 0, next_segment = 0;
-    Item ahead = {-1, 0, 0};
-    auto find = [&](int number) {
+    Cursor next_cursor = {}, cursor = {};
+    Item next_item = {-1, 0, 0}, item = {-1, 0, 0};
+    int next_number = -1, number = -1, next_turn = 0, next_step = member, next_stage = 0, next_segment = 0, turn = 0, filled = 0;
+    bool aimed = false;
+    auto find = [&](Cursor& from, int number) {
 #if SUMMED
         return Item{0, 0, 1};
-#elif DIRECT
-        if (number == first_item) return Item{number < all ? early : -1, number, 1};
+#else
+        return find_item(p, from, number, all);
 #endif
-        return find_item(p, number, all);
     };
-    auto first_row = [&](int expert, i64 unit) {
+    auto first_row = [&](int expert, int unit) {
         const i64 first = expert * p.outputs;
-        return (Product::aligned ? first / 8 * 8 : first) + (unit % tiles * TEAMS + team) * RESULTS;
+        return (Product::aligned ? first / 8 * 8 : first) + (i64)(unit % tiles) * RESULTS;
     };
     auto aim = [&]() {
-        while (next_unit < end) {
-            int number = (int)(next_unit / tiles);
+        while (turns.knows(next_turn, turn)) {
+            const int unit = turns.unit(next_turn);
+            if (unit >= units) return;
 #if SUMMED
-            ahead.expert = -1;
-            while (next_segment < SEGMENTS && (ahead.expert = expert_at(next_segment)) < 0) ++next_segment;
+            int expert = -1;
+            while (next_segment < SEGMENTS && (expert = expert_at(next_segment)) < 0) ++next_segment;
 #else
-            if (number != next_item) {
-                next_item = number;
-                ahead = find(number);
+            if (unit / tiles != next_number) {
+                next_number = unit / tiles;
+                next_item = find(next_cursor, next_number);
             }
+            const int expert = next_item.expert;
 #endif
-            if (ahead.expert >= 0) {
-                const i64 row = first_row(ahead.expert, next_unit), first = ahead.expert * p.outputs, stop = first + p.outputs;
-                /* A team without a tile copies another tile, whose result is discarded. */
+            if (expert >= 0) {
+                const i64 row = first_row(expert, unit), first = expert * p.outputs, stop = first + p.outputs;
+                /* A tile behind the last row copies the first, and its result is discarded. */
                 product.aim(p, row < stop ? row : first, stop);
+                aimed = true;
                 return;
             }
             next_segment = 0;
-            next_unit = SUMMED ? next_unit + 1 : (i64)(number + 1) * tiles;
+            ++next_turn;
         }
     };
     auto fetch = [&]() {
-        if (next_unit < end) {
+        if (!aimed && member < steps) aim();
+        if (aimed) {
             product.copy(ring + next_stage * Product::stage, next_step);
+            next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+            ++filled;
             next_step += SPLIT;
             if (next_step >= steps) {
+                aimed = false;
                 next_step = member;
                 if (++next_segment >= SEGMENTS) {
                     next_segment = 0;
-                    ++next_unit;
+                    ++next_turn;
                 }
-                aim();
             }
         }
         commit_copies();
-        next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
     };
-    aim();
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) fetch();
 
-    int current = -1, stage = 0, turn = 0;
-    Item item = {-1, 0, 0};
+    int stage = 0;
     /* The assignments of the lane's columns, and their inputs. */
     int assignments[TILES];
     const X* x[TILES];
-    for (i64 unit = begin; unit < end; ++unit) {
-        int number = (int)(unit / tiles);
-        if (number != current) {
-            current = number;
-            item = find(number);
-            if (item.expert >= 0) {
+    for (;; ++turn) {
+        const int unit = turns.unit(turn);
+        if (unit >= units) break;
+        const u32 taken = turns.take(turn);
+        if (unit / tiles != number) {
+            number = unit / tiles;
+            item = find(cursor, number);
 #pragma unroll
-                for (int tile = 0; tile < TILES; ++tile) {
-                    assignments[tile] = assignment_of(p, item, tile * 8 + lane / 4, all);
-                    x[tile] = assignments[tile] < 0 ? nullptr : inputs_of(p, assignments[tile]);
-                }
+            for (int tile = 0; tile < TILES; ++tile) {
+                assignments[tile] = item.expert < 0 ? -1 : assignment_of(p, item, tile * 8 + lane / 4, all);
+                x[tile] = assignments[tile] < 0 ? nullptr : inputs_of(p, assignments[tile]);
             }
         }
-        if (item.expert < 0) continue;
-        if (unit % tiles == 0) copy_rest(p, item, threadIdx.x, WARPS * 32, all);
         float sums[TILES][4] = {};
-        for (int segment = 0; segment < SEGMENTS; ++segment) {
+        if (item.expert >= 0) {
+            if (unit % tiles == 0) copy_rest(p, item, member * 32 + lane, SPLIT * 32, all);
+            for (int segment = 0; segment < SEGMENTS; ++segment) {
 #if SUMMED
-            if (expert_at(segment) < 0) continue;
-            float before[4];
+                if (expert_at(segment) < 0) continue;
+                float before[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                before[i] = sums[0][i];
-                sums[0][i] = 0.0f;
-            }
-            x[0] = lane < 4 ? inputs_of(p, segment) : nullptr;
+                for (int i = 0; i < 4; ++i) {
+                    before[i] = sums[0][i];
+                    sums[0][i] = 0.0f;
+                }
+                x[0] = lane < 4 ? inputs_of(p, segment) : nullptr;
 #endif
-            typename Product::Inputs own;
-            if (member < steps) product.load(x, member, own);
+                typename Product::Inputs own;
+                if (member < steps) product.load(x, member, own);
 #pragma unroll 1
-            for (int step = member; step < steps; step += SPLIT) {
-                const typename Product::Inputs here = own;
-                if (step + SPLIT < steps) product.load(x, step + SPLIT, own);
-                await_copies<STAGES - 2>();
-                __syncwarp();
-                const typename Product::Weights weights(ring + stage * Product::stage);
-                stage = stage + 1 == STAGES ? 0 : stage + 1;
-                /* Refills the stage that was read one step ago. */
-                fetch();
-                product.add(weights, here, sums);
-            }
+                for (int step = member; step < steps; step += SPLIT) {
+                    const typename Product::Inputs here = own;
+                    if (step + SPLIT < steps) product.load(x, step + SPLIT, own);
+                    /* Groups without copies come between if the next unit was not known in time, and at the end. */
+                    if (filled == STAGES - 1) {
+                        await_copies<STAGES - 2>();
+                    } else {
+                        await_copies<0>();
+                    }
+                    __syncwarp();
+                    const typename Product::Weights weights(ring + stage * Product::stage);
+                    stage = stage + 1 == STAGES ? 0 : stage + 1;
+                    --filled;
+                    /* Refills the stage that was read one step ago. */
+                    fetch();
+                    product.add(weights, here, sums);
+                }
 #if SUMMED
-            const float own_factor = __shfl_sync(0xffffffffu, factor, segment);
+                const float own_factor = __shfl_sync(0xffffffffu, factor, segment);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) sums[0][i] = before[i] + own_factor * sums[0][i];
+                for (int i = 0; i < 4; ++i) sums[0][i] = before[i] + own_factor * sums[0][i];
 #endif
+            }
         }
-        float(*sum_of)[TOKENS][17] = partial[turn++ % 2] + team * SPLIT;
+        float(*sum_of)[TOKENS][17] = partial[turn % 2] + team * SPLIT;
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
             int token = tile * 8 + lane % 4 * 2;
@@ -183,8 +246,10 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
             sum_of[member][token][lane / 4 + 8] = sums[tile][2];
             sum_of[member][token + 1][lane / 4 + 8] = sums[tile][3];
         }
+        turns.tell(turn, taken);
         /* Sums are read before the next barrier, and overwritten after it. */
         meet(team);
+        if (item.expert < 0) continue;
         const i64 first = item.expert * p.outputs, row = first_row(item.expert, unit);
 #pragma unroll
         for (int base = 0; base < TOKENS * RESULTS; base += SPLIT * 32) {

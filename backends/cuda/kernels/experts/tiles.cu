@@ -148,8 +148,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_tiles(co
     __shared__ int assignments[TOKENS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int all = (int)p.extent.count() * SLOTS, inputs = (int)p.inputs, steps = (inputs + DEPTH - 1) / DEPTH;
+    Cursor cursor = {};
     for (int number = blockIdx.y; number < p.items; number += gridDim.y) {
-        const Item item = find_item(p, number, all);
+        const Item item = find_item(p, cursor, number, all);
         if (item.expert < 0) return;
         if (blockIdx.x == 0) copy_rest(p, item, threadIdx.x, THREADS, all);
         /* The expert's first row, the tile's first row, and the end of the expert's rows. */

@@ -115,7 +115,8 @@ impl Frame {
         Ok(Self { operands, results, workspace, persistent: own, keep })
     }
 
-    /// The frame of a call in the body of this region. It borrows from this frame: it keeps nothing alive and has no memory.
+    /// The frame of a call in the body of this region. It borrows from this frame: it keeps nothing alive and has no memory
+    /// unless the caller gives it some of this one's.
     pub(crate) fn within(&self, operands: &[Option<Source<'_>>], results: Vec<Bound>) -> Self {
         let operand = |source: &Option<Source<'_>>| match (*source)? {
             Source::Operand(index) => self.operands.get(index)?.clone(),

@@ -54,11 +54,12 @@ pub(in crate::ops) fn head_linear(
             covered: covered as i64,
             count: heads as i64,
             items: items as i64,
+            taken: frame.persistent,
             ..GroupedLinearParams::default()
         };
         Ok(LaunchOp::kernel(function, grid, division.threads, &params))
     });
-    Ok(KernelPlan { batch_invariant, ..plan })
+    Ok(KernelPlan { batch_invariant, persistent: division.persistent(), ..plan })
 }
 
 #[cfg(test)]

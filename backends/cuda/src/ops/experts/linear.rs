@@ -20,7 +20,7 @@ use crate::{
         launch::{LaunchOp, MAX_GRID},
     },
     ops::{
-        KernelPlan, evenly,
+        KernelPlan,
         frame::Frame,
         operand,
         params::{ExtentParams, MatrixParams, WeightParams},
@@ -64,6 +64,8 @@ kernel_struct! {
         pub(super) first_expert: i64 = "i64",
         /// The maximum number of items.
         pub(super) items: i64 = "i64",
+        /// A counter of the units of work that are taken; 0 between launches. Only on tensor cores, with few assignments per expert.
+        pub(super) taken: Pointer = "u32*",
         /// The upper limit of the gate and of the magnitude of up; 0 for none.
         pub(super) limit: f32 = "float",
         /// Added to up.
@@ -95,15 +97,16 @@ const STAGE_ROW: usize = 128;
 /// Warps of a block on CUDA cores, and the maximum number of assignments of its items.
 const PLAIN_WARPS: usize = 4;
 const PLAIN_ROWS: usize = 4;
-/// The maximum number of stages of a ring buffer, the minimum with which several blocks share an SM, and the maximum number of
-/// blocks that do.
+/// The maximum number of stages of a ring buffer, and of blocks that share an SM.
 const MAX_STAGES: usize = 8;
-const FEW_STAGES: usize = 5;
-const MAX_BLOCKS: usize = 3;
+const MAX_BLOCKS: usize = 2;
+/// Bytes that an SM asks memory for ahead of their use: on an H200 twice what arrives within the latency of a busy memory (1 us). With
+/// more, SMs that are far from the memory fall behind.
+const IN_FLIGHT: usize = 64 << 10;
 /// The minimum number of steps of a warp per tile that amortises the end of a tile.
 const STEPS: usize = 6;
-/// Bytes of shared memory that the driver reserves per block.
-const RESERVED: usize = 1024;
+/// Bytes of shared memory that the driver reserves per block, and those of a kernel's small tables.
+const RESERVED: usize = 1024 + 512;
 
 /// The properties of a call by which its kernel is chosen.
 pub(super) struct Shape {
@@ -158,11 +161,16 @@ impl Division {
         }
     }
 
+    /// Bytes of zeroed memory of a bound call: the counter of the units that are taken.
+    pub(super) fn persistent(&self) -> usize {
+        if matches!(self.kind, Kind::Streamed { .. }) { size_of::<u32>() } else { 0 }
+    }
+
     /// The grid for this many items, with tiles that cover this many outputs.
     pub(super) fn grid(&self, items: usize, outputs: usize, device: &DeviceSpec) -> [usize; 3] {
         let tiles = outputs.div_ceil(self.outputs);
         match self.kind {
-            Kind::Streamed { blocks, .. } => [evenly(items * tiles, blocks * device.sm_count), 1, 1],
+            Kind::Streamed { blocks, .. } => [(items * tiles).clamp(1, blocks * device.sm_count), 1, 1],
             _ => [tiles, items.min(MAX_GRID), 1],
         }
     }
@@ -207,6 +215,7 @@ impl Shape {
             && self.x_stride.is_multiple_of(8)
             && self.rest.is_none_or(|rest| rest.is_multiple_of(8) && self.outputs > 0)
             && self.outputs.max(self.inputs) < 1 << 28
+            && self.count.saturating_mul(self.outputs) < 1 << 30
     }
 
     /// Whether each assignment is an item, because hardly two of them share an expert.
@@ -216,7 +225,7 @@ impl Shape {
 
     /// Columns of a step of a warp on tensor cores.
     fn step(&self) -> usize {
-        self.packing().map_or(32, Packing::span)
+        self.packing().map_or(64, Packing::span)
     }
 
     /// Outputs of an expert, including those of neighbouring experts in the same units of packed rows.
@@ -274,7 +283,7 @@ impl Shape {
         let mut split = 1;
         while split < WARPS
             && steps >= 2 * split
-            && (steps * turns >= 2 * split * STEPS || units(split) < self.most_blocks() * device.sm_count)
+            && (steps * turns >= 2 * split * STEPS || units(split) < MAX_BLOCKS * device.sm_count)
         {
             split *= 2;
         }
@@ -336,29 +345,26 @@ impl Shape {
 
     /// Bytes of a step of a ring.
     fn stage(&self) -> usize {
-        // 16 rows by 64 bytes, plus the scales and offsets of their groups.
-        let numbers = |packing: Packing| {
+        // 16 rows by 128 bytes if they are dense, else by 64 bytes, with the scales and offsets of their groups.
+        let packed = |packing: Packing| {
             let groups = match packing.group {
                 0 => 1,
                 group => (packing.span() / group).max(1),
             };
-            2 * groups * packing.line()
+            TILE * 64 + 2 * groups * packing.line()
         };
-        TILE * 64 + self.packing().map_or(0, numbers)
-    }
-
-    /// The maximum number of blocks per SM, limited by registers: integers need more.
-    fn most_blocks(&self) -> usize {
-        if self.packing().is_some() { MAX_BLOCKS - 1 } else { MAX_BLOCKS }
+        self.packing().map_or(TILE * 128, packed)
     }
 
     /// The stages of a ring buffer, and the number of blocks per SM.
     fn ring(&self, tiles: usize, device: &DeviceSpec) -> (usize, usize) {
         let stages = |blocks: usize| {
             let room = (device.shared_memory() / blocks).saturating_sub(RESERVED + sums(tiles));
-            (room / (WARPS * self.stage())).min(MAX_STAGES)
+            let wanted = 1 + IN_FLIGHT / (blocks * WARPS * self.stage());
+            (room / (WARPS * self.stage())).min(wanted).min(MAX_STAGES)
         };
-        let fitting = (1..=self.most_blocks()).rev().find(|blocks| stages(*blocks) >= FEW_STAGES);
+        // A ring with a stage that is read and two that are copied.
+        let fitting = (1..=MAX_BLOCKS).rev().find(|blocks| stages(*blocks) >= 3);
         let blocks = fitting.unwrap_or(1);
         (stages(blocks).max(2), blocks)
     }
@@ -467,7 +473,7 @@ fn product(
     Ok(Some(KernelPlan {
         kernels,
         workspace: tables,
-        persistent: 0,
+        persistent: division.persistent(),
         // On tensor cores, the order of a sum depends on the kernel, which depends on the number of rows.
         batch_invariant: division.kind == Kind::Plain,
         launches: Box::new(move |frame: &Frame, functions, _| {
@@ -514,6 +520,7 @@ fn product(
                 count: i64::from(op.count),
                 first_expert: i64::from(op.first_expert),
                 items: items as i64,
+                taken: frame.persistent,
                 limit: gate.map_or(0.0, |gate| gate.limit),
                 up_offset: gate.map_or(0.0, |gate| gate.up_offset),
             };

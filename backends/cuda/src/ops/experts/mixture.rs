@@ -302,10 +302,11 @@ pub(in crate::ops) fn region(
 fn plan_of(mut steps: Vec<Step>, scratch: Scratch, rows: [usize; 2]) -> KernelPlan {
     let batch_invariant = steps.iter().all(|step| step.plan.batch_invariant);
     let kernels = steps.iter_mut().flat_map(|step| std::mem::take(&mut step.plan.kernels)).collect();
+    let persistent = |step: &Step| step.plan.persistent.next_multiple_of(size_of::<u64>());
     KernelPlan {
         kernels,
         workspace: scratch.bytes,
-        persistent: 0,
+        persistent: steps.iter().map(persistent).sum(),
         batch_invariant,
         launches: Box::new(move |frame, functions, context| {
             // Any of the row counts may bound the step, so they are distributed over the tensors in scratch memory, and the last
@@ -318,7 +319,7 @@ fn plan_of(mut steps: Vec<Step>, scratch: Scratch, rows: [usize; 2]) -> KernelPl
                 extent: extents[index % extents.len()],
             };
             let tensors: Vec<Bound> = scratch.tensors.iter().enumerate().map(bound).collect();
-            let (mut launches, mut functions) = (Vec::new(), functions);
+            let (mut launches, mut functions, mut own_memory) = (Vec::new(), functions, frame.persistent);
             for step in &steps {
                 let source = |place: &Option<Place>| match (*place)? {
                     Place::Operand(index) => Some(Source::Operand(index)),
@@ -330,7 +331,10 @@ fn plan_of(mut steps: Vec<Step>, scratch: Scratch, rows: [usize; 2]) -> KernelPl
                     Place::Scratch(index) => tensors.get(*index).cloned(),
                     _ => frame.results.first().cloned(),
                 };
-                let inner: Frame = frame.within(&operands, step.results.iter().filter_map(result).collect());
+                let mut inner: Frame =
+                    frame.within(&operands, step.results.iter().filter_map(result).collect());
+                inner.persistent = own_memory;
+                own_memory += persistent(step) as u64;
                 let (own, rest) = functions
                     .split_at_checked(step.kernels)
                     .ok_or_else(|| Error::internal("experts with fewer functions than launches"))?;
