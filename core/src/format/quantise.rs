@@ -7,7 +7,8 @@ use crate::{Error, Result};
 const CLIPS: [f32; 9] = [1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.8, 0.75, 0.7];
 
 /// Adding and subtracting 1.5 * 2^23 rounds a number below 2^22 to the nearest integer, ties to even, because f32 values are
-/// one apart there. Unlike `round_ties_even` this vectorises on every processor.
+/// one apart there. Unlike `round_ties_even` this vectorises on every processor. The low bits of the sum are those of the integer in
+/// two's complement, which spares a conversion that saturates.
 const ROUND: f32 = 12_582_912.0;
 
 /// The number of partial sums of squared errors, so that the sum vectorises.
@@ -50,14 +51,14 @@ impl GroupFormat {
                 // The lower eight bits are the byte of signed and unsigned integers alike.
                 GroupBits::Eight => {
                     for (byte, value) in integers.iter_mut().zip(values) {
-                        *byte = grid.integer(*value) as i32 as u8;
+                        *byte = grid.bits(*value) as u8;
                     }
                 }
                 GroupBits::Four => {
-                    let shift = if self.offset == GroupOffset::Symmetric { 8.0 } else { 0.0 };
-                    let nibble = |value: f32| (grid.integer(value) + shift) as u8;
+                    let shift = if self.offset == GroupOffset::Symmetric { 8 } else { 0 };
+                    let nibble = |value: f32| (grid.bits(value) + shift) & 15;
                     for (byte, pair) in integers.iter_mut().zip(values.chunks_exact(2)) {
-                        *byte = nibble(pair[0]) | nibble(pair[1]) << 4;
+                        *byte = (nibble(pair[0]) | nibble(pair[1]) << 4) as u8;
                     }
                 }
             }
@@ -134,30 +135,46 @@ impl GroupFormat {
 }
 
 impl Grid {
-    /// The integer nearest to a value.
+    /// The integer nearest to a real number of steps, plus [`ROUND`].
     #[inline]
-    fn integer(self, value: f32) -> f32 {
-        let q = (value - self.minimum) / self.divisor + self.zero;
+    fn rounded(self, steps: f32) -> f32 {
         // Clamping before rounding gives the same result, and keeps the value small enough for `ROUND`.
-        (q.clamp(self.range.0, self.range.1) + ROUND) - ROUND
+        steps.clamp(self.range.0, self.range.1) + ROUND
     }
 
+    /// A number whose lower bits are those of the integer nearest to a value.
     #[inline]
-    fn value(self, integer: f32) -> f32 {
-        self.scale * (integer - self.zero) + self.minimum
+    fn bits(self, value: f32) -> u32 {
+        self.rounded((value - self.minimum) / self.divisor + self.zero).to_bits()
     }
 
     /// The sum of squared errors; infinite if the scale or minimum overflows its type.
     fn error(self, values: &[f32]) -> f32 {
-        let error = |value: &f32| (self.value(self.integer(*value)) - value).powi(2);
-        let (runs, rest) = values.as_chunks::<LANES>();
-        let mut sums = [0.0; LANES];
-        for run in runs {
-            sums.iter_mut().zip(run).for_each(|(sum, value)| *sum += error(value));
-        }
-        let sum = sums.iter().sum::<f32>() + rest.iter().map(error).sum::<f32>();
-        if sum.is_nan() { f32::INFINITY } else { sum }
+        let squares = match self.scale {
+            0.0 => sum(values, |value| (value - self.minimum).powi(2)),
+            scale => {
+                // Errors are measured in steps, which is fewer operations, none of them a division.
+                let per_step = 1.0 / scale;
+                let squares = sum(values, |value| {
+                    let steps = (value - self.minimum) * per_step + self.zero;
+                    ((self.rounded(steps) - ROUND) - steps).powi(2)
+                });
+                squares * scale * scale
+            }
+        };
+        if squares.is_nan() { f32::INFINITY } else { squares }
     }
+}
+
+/// The sum over all values, in an order that vectorises.
+#[inline]
+fn sum(values: &[f32], of: impl Fn(f32) -> f32) -> f32 {
+    let (runs, rest) = values.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for run in runs {
+        sums.iter_mut().zip(run).for_each(|(sum, value)| *sum += of(*value));
+    }
+    sums.iter().sum::<f32>() + rest.iter().map(|value| of(*value)).sum::<f32>()
 }
 
 #[cfg(test)]
