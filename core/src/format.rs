@@ -4,6 +4,7 @@
 
 mod block;
 mod group;
+mod mxfp4;
 mod quantise;
 
 use crate::{DType, Error, Result};
@@ -85,6 +86,25 @@ impl WeightFormat {
     /// Whether elements are integers that share scales.
     pub const fn is_quantised(self) -> bool {
         !matches!(self, Self::Dense(_))
+    }
+
+    /// Whether [`Self::quantise_row`] can round floats to this format.
+    pub const fn can_quantise(self) -> bool {
+        matches!(self, Self::Group(_) | Self::Block(BlockFormat::Mxfp4))
+    }
+
+    /// Rounds a row to this format, each element to nearest. With `search`, the scales are those of the least squared error that is
+    /// found; else group formats cover the range of a group, and MXFP4 takes the exponent of its specification.
+    ///
+    /// # Errors
+    /// If the format is neither a group format nor MXFP4, the length of `row` is not that of `values` in this format, or a value
+    /// is not finite.
+    pub fn quantise_row(self, values: &[f32], search: bool, row: &mut [u8]) -> Result<()> {
+        match self {
+            Self::Group(format) => format.quantise_row(values, search, row),
+            Self::Block(BlockFormat::Mxfp4) => mxfp4::quantise_row(values, search, row),
+            other => Err(Error::unsupported(format!("weights cannot be rounded to {other}"))),
+        }
     }
 
     /// Decodes one row into f32. Integers are converted; f16 and bf16 are widened.

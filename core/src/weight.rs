@@ -4,7 +4,7 @@
 //! its storage. Expressions are evaluated lazily, a few rows at a time, and streamed into the backend's `prepack`, so that no
 //! rank reads or holds more of the file than its own part.
 
-use crate::{DType, Error, GroupFormat, Result, WeightFormat};
+use crate::{DType, Error, Result, WeightFormat};
 use std::borrow::Cow;
 
 /// The shape and storage format of a weight.
@@ -139,13 +139,13 @@ pub enum WeightExpr {
         /// Whether the factors are those of rows.
         rows: bool,
     },
-    /// Every row quantised to a group format with [`GroupFormat::quantise_row`].
+    /// Every row rounded with [`WeightFormat::quantise_row`].
     Quantise {
         /// The operand.
         of: Box<Self>,
-        /// The format of the result.
-        format: GroupFormat,
-        /// Whether to search for scales with less error than those that cover the range of a group.
+        /// The format of the result: a group format, or MXFP4.
+        format: WeightFormat,
+        /// Whether to search for the scales of least squared error.
         search: bool,
     },
     /// The operand with `before` zero rows before and `after` zero rows after it.
@@ -307,11 +307,14 @@ impl WeightExpr {
             Self::Quantise { of, format, .. } => {
                 let inner = of.infer(tensor)?;
                 matrix_rows(&inner, "quantise")?;
-                if format.row(inner.columns()).is_none() {
+                if !format.can_quantise() {
+                    return Err(Error::unsupported(format!("weights cannot be rounded to {format}")));
+                }
+                if format.row_bytes(inner.columns()).is_none() {
                     let message = format!("{} columns cannot be quantised to {format}", inner.columns());
                     return Err(Error::invalid(message));
                 }
-                Ok(WeightType { format: WeightFormat::Group(*format), ..inner })
+                Ok(WeightType { format: *format, ..inner })
             }
             Self::Pad { of, before, after } => {
                 let mut inner = of.infer(tensor)?;
@@ -408,7 +411,7 @@ impl WeightReader for BytesReader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BlockFormat;
+    use crate::{BlockFormat, GroupFormat};
 
     fn file(name: &str) -> Result<WeightType> {
         let (format, shape) = match name {
@@ -468,21 +471,29 @@ mod tests {
     fn factors_and_quantisation_check_their_sizes() {
         let of_columns = WeightExpr::Factors { of: boxed("blocks"), factors: vec![2.0; 64], rows: false };
         let of_rows = WeightExpr::Factors { of: Box::new(of_columns), factors: vec![2.0; 8], rows: true };
-        let format = GroupFormat::from_name("int4g32_f16").unwrap();
+        let format = WeightFormat::from_name("int4g32_f16").unwrap();
         let quantised = WeightExpr::Quantise { of: Box::new(of_rows.clone()), format, search: true };
         assert_eq!(of_rows.infer(&file).unwrap().format, WeightFormat::Dense(DType::F32));
         let inferred = quantised.infer(&file).unwrap();
-        assert_eq!(inferred, WeightType { format: WeightFormat::Group(format), shape: vec![8, 64] });
+        assert_eq!(inferred, WeightType { format, shape: vec![8, 64] });
 
         let few = WeightExpr::Factors { of: boxed("dense"), factors: vec![1.0; 8], rows: false };
         assert!(few.infer(&file).unwrap_err().to_string().contains("8 factors for 64 columns"));
-        let format = GroupFormat::from_name("int4g128").unwrap();
+        let format = WeightFormat::from_name("int4g128").unwrap();
         let wide = WeightExpr::Quantise { of: boxed("dense"), format, search: false };
         assert!(
             wide.infer(&file).unwrap_err().to_string().contains("64 columns cannot be quantised to int4g128")
         );
-        let vector = WeightExpr::Quantise { of: boxed("vector"), format: GroupFormat::INT8, search: false };
+        let int8 = WeightFormat::Group(GroupFormat::INT8);
+        let vector = WeightExpr::Quantise { of: boxed("vector"), format: int8, search: false };
         assert!(vector.infer(&file).is_err());
+        let of_dense = |format: BlockFormat| {
+            let format = WeightFormat::Block(format);
+            WeightExpr::Quantise { of: boxed("dense"), format, search: true }.infer(&file)
+        };
+        assert_eq!(of_dense(BlockFormat::Mxfp4).unwrap().format.to_string(), "mxfp4");
+        let error = of_dense(BlockFormat::Q4_0).unwrap_err().to_string();
+        assert!(error.contains("weights cannot be rounded to q4_0"), "{error}");
     }
 
     #[test]

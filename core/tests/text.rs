@@ -6,7 +6,7 @@
 mod types;
 
 use dsrun_core::{
-    DType, GroupFormat, TensorType, WeightExpr, WeightFormat, WeightType,
+    DType, TensorType, WeightExpr, WeightFormat, WeightType,
     op::{Add, AllReduce, Broadcast, Cast, Linear, MeshAxis, OperandType, Reduction, RmsNorm, Send},
     placement::Placement,
     program::{Lane, Program, ProgramBuilder, SegmentKind, ValueId},
@@ -439,11 +439,11 @@ proptest! {
 
 #[test]
 fn factors_and_quantisation_round_trip() {
-    let format = GroupFormat::from_name("int4g32z_bf16").unwrap();
+    let format = WeightFormat::from_name("int4g32z_bf16").unwrap();
     let of = Box::new(WeightExpr::tensor("w"));
     let of = Box::new(WeightExpr::Factors { of, factors: vec![0.1, -2.5e-9, 3.0], rows: true });
     let expr = WeightExpr::Quantise { of, format, search: true };
-    let weight = WeightType { format: WeightFormat::Group(format), shape: vec![3, 32] };
+    let weight = WeightType { format, shape: vec![3, 32] };
     let mut builder = ProgramBuilder::new("quantised");
     let weight = builder.weight("w", expr, weight).unwrap();
     let x = builder.input("x", TensorType::new(DType::F32, [2usize, 32])).unwrap();

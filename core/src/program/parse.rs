@@ -2,7 +2,7 @@
 
 use super::{Call, Lane, Node, Origin, Program, Segment, SegmentKind, Value, ValueId};
 use crate::{
-    DType, Error, GroupFormat, Result, WeightExpr, WeightFormat, WeightType,
+    DType, Error, Result, WeightExpr, WeightFormat, WeightType,
     op::{MeshAxis, Op, OperandType},
     placement::{Placement, Placements},
     region::Region,
@@ -364,7 +364,9 @@ impl<'a> Parser<'a> {
                 WeightExpr::Factors { of, factors: self.trailing("a factor")?, rows }
             }
             "quantise" => {
-                let format = self.named("a group format", GroupFormat::from_name)?;
+                let format = self.named("a format of quantised weights", |name| {
+                    WeightFormat::from_name(name).filter(|format| format.can_quantise())
+                })?;
                 self.expect(",")?;
                 let search = self.either("span", "search")?;
                 WeightExpr::Quantise { of: Box::new(self.weight_expr(depth + 1)?), format, search }

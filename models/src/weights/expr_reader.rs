@@ -8,7 +8,7 @@ mod transpose;
 
 use super::TensorSource;
 use super::convert::Converter;
-use dsrun_core::{DType, Error, GroupFormat, Result, WeightExpr, WeightFormat, WeightReader, WeightType};
+use dsrun_core::{DType, Error, Result, WeightExpr, WeightFormat, WeightReader, WeightType};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -39,8 +39,7 @@ impl<'a> ExprReader<'a> {
 
     /// The same weight in another storage format.
     ///
-    /// Every format can become dense f32, f16 or bf16, rounded to nearest; a block format comes only out of a file that
-    /// already has it.
+    /// Every format can become dense f32, f16 or bf16, rounded to nearest. Quantised formats are those of the expression.
     ///
     /// # Errors
     /// If the weight cannot be stored so.
@@ -128,8 +127,8 @@ enum Node {
     Convert { of: Box<Part>, factor: Option<f32>, dtype: DType },
     /// Every column or every row times a factor of its own.
     Factors { of: Box<Part>, factors: Vec<f32>, rows: bool },
-    /// Every row rounded to a group format.
-    Quantise { of: Box<Part>, format: GroupFormat, search: bool },
+    /// Every row rounded to a quantised format.
+    Quantise { of: Box<Part>, format: WeightFormat, search: bool },
 }
 
 /// Part of a group of rows. In group `g` it is rows `g * size + start .. g * size + start + take` of a part.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::weights::slice_rows;
-use dsrun_core::{BlockFormat, GroupFormat};
+use dsrun_core::BlockFormat;
 use proptest::prelude::*;
 use rstest::rstest;
 use std::collections::BTreeMap;
@@ -376,7 +376,7 @@ fn factors_multiply_columns_or_rows() {
 #[test]
 fn rows_are_quantised_as_they_are_read() {
     let source = sample();
-    let format = GroupFormat::from_name("int8g32_f16").unwrap();
+    let format = WeightFormat::from_name("int8g32_f16").unwrap();
     let expr = WeightExpr::Quantise { of: Box::new(tensor("f")), format, search: true };
     let mut reader = ExprReader::new(&source, &expr).unwrap();
     let (plain, found) = (evaluate(&source, &tensor("f")), reader.decoded_rows(0, 8).unwrap());
