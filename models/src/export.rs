@@ -243,6 +243,9 @@ impl Export<'_> {
             (WeightFormat::Group(_), Kind::Embedding) => Err(wrong(
                 "an embedding must be dense (one that is the head too is named lm_head in policies)",
             )),
+            (WeightFormat::Block(_), _) if job.original.is_some() => Err(wrong(
+                "compressed-tensors has no layout for it; give the policy to --quantize, which rounds weights at load",
+            )),
             (WeightFormat::Block(_), _) => Ok(dense(self.dense.unwrap_or(DType::F16))),
             _ => Err(wrong("there is no such type in these files")),
         }

@@ -5,7 +5,10 @@
 #[path = "architectures/fixtures.rs"]
 mod fixtures;
 
-use dsrun_core::{DType, WeightExpr, WeightReader, program::Program};
+use dsrun_core::{
+    DType, WeightExpr, WeightFormat, WeightReader,
+    program::{Origin, Program},
+};
 use dsrun_models::{
     export::{Export, Written},
     fetch::at_path,
@@ -125,20 +128,29 @@ fn a_quantised_gguf_file_becomes_a_folder_close_to_its_source(#[case] gguf: &str
 
 #[test]
 fn what_has_no_form_is_refused() {
-    let write = |path: &Path| {
+    let write_changed = |path: &Path, change: fn(&mut Program)| {
         let files = at_path(path).unwrap();
         let model = Model::from_files(&files).unwrap();
-        let program = model.program(&ProgramOptions::default()).unwrap();
+        let mut program = model.program(&ProgramOptions::default()).unwrap();
+        change(&mut program);
         let folder = tempfile::tempdir().unwrap();
         let export = Export { model: &model, files: &files, program: &program, dense: None };
         export.write(folder.path(), &mut |_, _| ControlFlow::Continue(())).unwrap_err().to_string()
     };
+    let write = |path: &Path| write_changed(path, |_| {});
     assert!(write(&fixtures::folder("gpt2")).contains("architecture gpt2 cannot be written"));
     assert!(write(&fixtures::folder("phi3")).contains("those of llama, mistral, qwen2, qwen3, gemma3_text"));
     assert!(write(&fixtures::folder("gemma3_images")).contains("architecture gemma3 cannot be written"));
     assert!(write(&fixtures::gguf("llama3_q8_0")).contains("rope_freqs"));
     assert!(write(&fixtures::gguf("gemma3_bf16")).contains("start from the safetensors files"));
     assert!(write(&fixtures::gguf("olmo3_q8_0")).contains("sliding windows"));
+    let error = write_changed(&fixtures::folder("llama3"), |program| {
+        let up = program.values.iter_mut().find(|value| value.name == "layers.0.up").unwrap();
+        let Origin::Weight(expr) = &mut up.origin else { panic!("{} is a weight", up.name) };
+        let format = WeightFormat::from_name("mxfp4").unwrap();
+        *expr = WeightExpr::Quantise { of: Box::new(expr.clone()), format, search: true };
+    });
+    assert!(error.contains("layers.0.up cannot be written as mxfp4"), "{error}");
 }
 
 #[test]

@@ -53,6 +53,8 @@ pub struct ProductWeight {
     pub head: bool,
     /// Whether it is the weight of a router, whose products select experts.
     pub router: bool,
+    /// Whether it is a weight of experts, of which each token is multiplied by those of some.
+    pub expert: bool,
 }
 
 /// The weight of a matrix product; for a grouped product, that of all experts.
@@ -81,8 +83,9 @@ pub fn product_weights(program: &Program) -> Vec<ProductWeight> {
         let rows = result.and_then(|tensor| tensor.shape.first()?.symbol());
         let head = rows == Some("rows");
         let router = routed.contains(&node.call.results[0]);
+        let expert = matches!(node.call.op, Op::GroupedLinear(_));
         let kept = head || router || products != uses[id.index()];
-        found.push(ProductWeight { id, name: value.name.clone(), kept, head, router });
+        found.push(ProductWeight { id, name: value.name.clone(), kept, head, router, expert });
     }
     found
 }
@@ -93,7 +96,8 @@ pub fn product_weights(program: &Program) -> Vec<ProductWeight> {
 /// products with it quantise their inputs ([`TensorSource::quantises_inputs`]).
 ///
 /// # Errors
-/// If a pattern of the policy matches no weight, or a weight does not fit its format.
+/// If a pattern of the policy matches no weight, a weight does not fit its format, or the default is MXFP4 and the model has no
+/// experts.
 ///
 /// [`TensorSource::quantises_inputs`]: dsrun_models::weights::TensorSource::quantises_inputs
 pub fn quantize(
@@ -104,7 +108,14 @@ pub fn quantize(
     let mut program = program.clone();
     let mut used: BTreeSet<&str> = BTreeSet::new();
     let mut activations: HashMap<ValueId, Scales> = HashMap::new();
-    for weight in product_weights(&program) {
+    let weights = product_weights(&program);
+    if policy.default == Scheme::Mxfp4 && !weights.iter().any(|weight| weight.expert) {
+        return Err(Error::invalid(
+            "`mxfp4` rounds the weights of experts, and this model has none: use w4a16, or name weights in a policy file, such as \
+             `layers = \"mxfp4\"` under [weights]",
+        ));
+    }
+    for weight in weights {
         let scheme = policy.scheme_of(&weight, &mut used).unwrap_or(Scheme::Keep);
         let value = &mut program.values[weight.id.index()];
         let in_weight = |error: Error| error.at(&weight.name);
@@ -115,6 +126,12 @@ pub fn quantize(
             }
             continue;
         };
+        // A file's blocks of the same format would be rounded to themselves.
+        if matches!(format, WeightFormat::Block(_))
+            && value.weight_type().is_some_and(|stored| stored.format == format)
+        {
+            continue;
+        }
         let (Origin::Weight(expr), OperandType::Weight(weight_type)) =
             (&mut value.origin, &mut value.value_type)
         else {
@@ -123,12 +140,7 @@ pub fn quantize(
         let of = Box::new(expr.clone());
         *expr = match format {
             WeightFormat::Dense(dtype) => WeightExpr::Cast { of, dtype },
-            WeightFormat::Group(format) => WeightExpr::Quantise { of, format, search: policy.search },
-            other => {
-                return Err(in_weight(Error::internal(format!(
-                    "{other} is not a format that weights are quantised to"
-                ))));
-            }
+            format => WeightExpr::Quantise { of, format, search: policy.search },
         };
         weight_type.format = format;
         weight_type.bytes().map_err(in_weight)?;

@@ -224,6 +224,7 @@ mod tests {
                 kept: false,
                 head: false,
                 router: false,
+                expert: false,
             };
             assert_eq!(policy.scheme_of(&weight, &mut BTreeSet::new()).unwrap().to_string(), *name);
         }

@@ -2,7 +2,8 @@
 
 use super::{HEAD, ProductWeight};
 use dsrun_core::{
-    DType, Error, GroupBits, GroupFormat, GroupOffset, GroupSize, Result, ScaleType, WeightFormat,
+    BlockFormat, DType, Error, GroupBits, GroupFormat, GroupOffset, GroupSize, Result, ScaleType,
+    WeightFormat,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{
@@ -25,6 +26,9 @@ pub enum Scheme {
     W8A8,
     /// `w4a16`: 4-bit integers with a scale for each [`Policy::group`]; activations stay as they are.
     W4A16,
+    /// `mxfp4`: 4-bit floats with a power of two for each 32 columns; activations stay as they are. As a default it is the scheme of
+    /// experts only, as in gpt-oss; other weights stay as they are unless a pattern names them.
+    Mxfp4,
     /// A group format by its name, such as `int4g64z_f16`; activations stay as they are.
     Group(GroupFormat),
 }
@@ -37,6 +41,7 @@ impl fmt::Display for Scheme {
             Self::W8A16 => f.write_str("w8a16"),
             Self::W8A8 => f.write_str("w8a8"),
             Self::W4A16 => f.write_str("w4a16"),
+            Self::Mxfp4 => f.write_str(BlockFormat::Mxfp4.name()),
             Self::Group(format) => format.fmt(f),
         }
     }
@@ -51,13 +56,14 @@ impl FromStr for Scheme {
             "w8a16" => Ok(Self::W8A16),
             "w8a8" => Ok(Self::W8A8),
             "w4a16" => Ok(Self::W4A16),
+            "mxfp4" => Ok(Self::Mxfp4),
             _ => {
                 let dense = DType::from_name(text).filter(|dtype| dtype.is_float()).map(Self::Dense);
                 let group = || GroupFormat::from_name(text).map(Self::Group);
                 dense.or_else(group).ok_or_else(|| {
                     format!(
-                        "unknown quantisation scheme `{text}`: use keep, f32, f16, bf16, w8a16, w8a8, w4a16, or a format \
-                         such as int4g64z_f16"
+                        "unknown quantisation scheme `{text}`: use keep, f32, f16, bf16, w8a16, w8a8, w4a16, mxfp4, or a \
+                         format such as int4g64z_f16"
                     )
                 })
             }
@@ -237,7 +243,7 @@ impl Policy {
         let best = all.into_iter().max_by_key(|pattern| (length(pattern), usize::MAX - wildcards(pattern)));
         match best {
             Some(pattern) => self.weights.get(pattern).copied(),
-            None if weight.kept => None,
+            None if weight.kept || self.default == Scheme::Mxfp4 && !weight.expert => None,
             None => Some(self.default),
         }
     }
@@ -245,32 +251,36 @@ impl Policy {
     /// The format that a scheme gives a weight with this number of columns; `None` to leave the weight as it is.
     ///
     /// # Errors
-    /// If the group size does not divide the columns.
+    /// If the group size, or the 32 columns of a block of MXFP4, do not divide the columns.
     pub(super) fn format(&self, scheme: Scheme, columns: usize) -> Result<Option<WeightFormat>> {
         let format = match scheme {
             Scheme::Keep => return Ok(None),
             Scheme::Dense(dtype) => return Ok(Some(WeightFormat::Dense(dtype))),
-            Scheme::W8A16 | Scheme::W8A8 => GroupFormat::INT8,
+            Scheme::Mxfp4 => WeightFormat::Block(BlockFormat::Mxfp4),
+            Scheme::W8A16 | Scheme::W8A8 => WeightFormat::Group(GroupFormat::INT8),
             Scheme::W4A16 => {
                 let dividing = [GroupSize::Of128, GroupSize::Of64, GroupSize::Of32]
                     .into_iter()
                     .find(|size| size.columns().is_some_and(|group| columns.is_multiple_of(group)));
-                GroupFormat {
+                WeightFormat::Group(GroupFormat {
                     bits: GroupBits::Four,
                     group: self.group_size()?.or(dividing).unwrap_or(GroupSize::Row),
                     offset: self.offset.group_offset(),
                     scale: ScaleType::F16,
-                }
+                })
             }
-            Scheme::Group(format) => format,
+            Scheme::Group(format) => WeightFormat::Group(format),
         };
-        if format.row(columns).is_none() {
-            let message = format!(
-                "rows of {columns} columns cannot be stored as {format}; choose a group that divides them"
-            );
-            return Err(Error::invalid(message));
+        if format.row_bytes(columns).is_none() {
+            let advice = match scheme {
+                Scheme::Mxfp4 => "its blocks have 32 columns",
+                _ => "choose a group that divides them",
+            };
+            return Err(Error::invalid(format!(
+                "rows of {columns} columns cannot be stored as {format}; {advice}"
+            )));
         }
-        Ok(Some(WeightFormat::Group(format)))
+        Ok(Some(format))
     }
 }
 
@@ -295,6 +305,7 @@ mod tests {
             kept: head,
             head,
             router: false,
+            expert: name.contains("expert"),
         }
     }
 
@@ -332,6 +343,21 @@ mod tests {
     fn errors_name_the_key_and_the_value(#[case] text: &str, #[case] message: &str) {
         let error = Policy::from_toml(text).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
+    }
+
+    #[test]
+    fn mxfp4_is_the_default_of_experts_only() {
+        let policy = Policy::from_toml("default = \"mxfp4\"\n[weights]\nlayers.1 = \"mxfp4\"\n").unwrap();
+        let scheme = |name: &str| policy.scheme_of(&weight(name, false), &mut BTreeSet::new());
+        assert_eq!(scheme("layers.0.expert_up"), Some(Scheme::Mxfp4));
+        assert_eq!(scheme("layers.0.query"), None);
+        assert_eq!(scheme("layers.1.query"), Some(Scheme::Mxfp4), "a pattern names it");
+        assert_eq!(policy.format(Scheme::Mxfp4, 96).unwrap().unwrap().to_string(), "mxfp4");
+        let error = policy.format(Scheme::Mxfp4, 48).unwrap_err().to_string();
+        assert!(
+            error.contains("48 columns cannot be stored as mxfp4; its blocks have 32 columns"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -241,8 +241,8 @@ pub(crate) struct EngineArguments {
     /// Refuse a device that does not guarantee bit-identical answers whatever else runs.
     #[arg(long)]
     pub(crate) batch_invariant: bool,
-    /// Quantise weights at load: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
-    /// `int4g64z_f16`, or a TOML file with a policy for each weight.
+    /// Quantise weights at load: `w8a16`, `w4a16`, `w8a8` (activations too), `mxfp4` (of experts only), the name of a format such
+    /// as `int4g64z_f16`, or a TOML file with a policy for each weight.
     #[arg(long, value_name = "POLICY", value_parser = policy)]
     pub(crate) quantize: Option<Policy>,
     /// Where the weights of layers are kept. Those in host memory are copied to the device for every step; as many layers as fit stay

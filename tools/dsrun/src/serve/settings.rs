@@ -111,8 +111,8 @@ pub(crate) struct ServeSettings {
     /// weights to 8 bits, in groups of 32, and keep the KV cache of f32 activations in f16: faster, and hardly less precise.
     #[arg(help_heading = ENGINE, long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) exact: Option<bool>,
-    /// Quantise weights when they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
-    /// `int4g64z_f16`, or a TOML file with a policy for each weight.
+    /// Quantise weights when they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), `mxfp4` (of experts only), the name of a
+    /// format such as `int4g64z_f16`, or a TOML file with a policy for each weight.
     #[arg(help_heading = ENGINE, long, value_name = "POLICY")]
     pub(crate) quantize: Option<String>,
     /// Tokens a prompt and its answer may have together; the model's limit, as far as the memory has room for it, if not given.
