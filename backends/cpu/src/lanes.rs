@@ -4,11 +4,15 @@
 //! are generic over it, marked `#[inline(always)]`, and entered through [`Lanes::run`], which compiles them with those
 //! instructions switched on.
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::Amx;
 #[cfg(target_arch = "x86_64")]
@@ -41,6 +45,9 @@ pub(crate) trait Lanes: Copy {
 
     /// Rows of activations a kernel multiplies at once with integer weights, which takes two registers of sums for each row.
     const ROWS_INTEGERS: usize;
+    /// What [`Self::dot`] subtracts from each byte of weights, unless they are small: 128 where the processor multiplies signed
+    /// bytes only.
+    const DOT_BIAS: i32 = 0;
 
     /// Runs a task compiled for this instruction set.
     fn run<T: Task>(self, task: T) -> T::Output;
@@ -64,10 +71,12 @@ pub(crate) trait Lanes: Copy {
     fn or(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
     fn splat_sums(self, value: i32) -> Self::Sums;
     /// Adds to each sum the products of the four unsigned bytes of `weights` and the four signed bytes of `x`. `SMALL` promises
-    /// that the unsigned bytes are below 128. Sums wrap around.
+    /// that the unsigned bytes are below 128; otherwise [`Self::DOT_BIAS`] is subtracted from each of them first. Sums wrap around.
     fn dot<const SMALL: bool>(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums;
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for the sums of AMX"))]
     fn load_sums(self, from: &[i32; WIDTH]) -> Self::Sums;
     /// The sums wrap around.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for the sums of AMX"))]
     fn add_sums(self, a: Self::Sums, b: Self::Sums) -> Self::Sums;
     fn sums_to_float(self, sums: Self::Sums) -> Self::Float;
     /// Sixteen vectors whose lane `i` of vector `j` is lane `j` of vector `i`.
@@ -91,6 +100,12 @@ pub(crate) enum InstructionSet {
     /// As [`Self::Avx512Vnni`], and tiles for the integers of many rows.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon<false, false>),
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod(Neon<true, false>),
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm(Neon<true, true>),
 }
 
 impl InstructionSet {
@@ -104,7 +119,13 @@ impl InstructionSet {
             Avx512::detect().map(Self::Avx512Vnni),
             Amx::detect().map(Self::Amx),
         ];
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let more = [
+            Neon::detect().map(Self::Neon),
+            Neon::detect().map(Self::NeonDotprod),
+            Neon::detect().map(Self::NeonI8mm),
+        ];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let more = [];
         [Some(Self::Portable)].into_iter().chain(more).flatten()
     }
@@ -128,6 +149,20 @@ impl InstructionSet {
         self.run(Rows)
     }
 
+    /// The [`Lanes::DOT_BIAS`] of products of bytes.
+    pub(crate) fn dot_bias(self) -> i32 {
+        struct Bias;
+        impl Task for Bias {
+            type Output = i32;
+
+            #[inline(always)]
+            fn run<L: Lanes>(self, _: L) -> i32 {
+                L::DOT_BIAS
+            }
+        }
+        self.run(Bias)
+    }
+
     /// Runs a task that multiplies no integers, so that it need not be compiled for the instructions that do.
     pub(crate) fn run_floats<T: Task>(self, task: T) -> T::Output {
         match self {
@@ -142,6 +177,12 @@ impl InstructionSet {
             Self::Avx512Vnni(lanes) => lanes.floats().run(task),
             #[cfg(target_arch = "x86_64")]
             Self::Amx(amx) => amx.lanes().floats().run(task),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(lanes) => lanes.run(task),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod(lanes) => lanes.floats().run(task),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm(lanes) => lanes.floats().run(task),
         }
     }
 
@@ -159,6 +200,12 @@ impl InstructionSet {
             Self::Avx512Vnni(lanes) => lanes.run(task),
             #[cfg(target_arch = "x86_64")]
             Self::Amx(amx) => amx.lanes().run(task),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(lanes) => lanes.run(task),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod(lanes) => lanes.run(task),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm(lanes) => lanes.run(task),
         }
     }
 }
@@ -349,6 +396,98 @@ mod tests {
             for (i, vector) in found.iter().enumerate() {
                 for (j, value) in vector.iter().enumerate() {
                     assert_eq!(*value, numbers[j][i], "{instructions:?}, lane {j} of vector {i}");
+                }
+            }
+        }
+    }
+
+    struct Dot<const SMALL: bool> {
+        weights: [u32; WIDTH],
+        x: u32,
+    }
+
+    impl<const SMALL: bool> Task for Dot<SMALL> {
+        type Output = ([f32; WIDTH], i32);
+
+        #[inline(always)]
+        fn run<L: Lanes>(self, lanes: L) -> Self::Output {
+            let sums = lanes.dot::<SMALL>(lanes.splat_sums(5), lanes.load_bits(&self.weights), self.x);
+            let mut out = [0.0; WIDTH];
+            lanes.store(lanes.sums_to_float(sums), &mut out);
+            (out, if SMALL { 0 } else { L::DOT_BIAS })
+        }
+    }
+
+    /// All pairs of a byte of weights and one of activations, beside the bytes with the largest products.
+    #[test]
+    fn every_set_multiplies_bytes_exactly() {
+        fn check<const SMALL: bool>(first: u8, byte: i8, largest: u8) {
+            let bytes: [[u8; 4]; WIDTH] =
+                std::array::from_fn(|lane| [first + lane as u8, 0, largest, first + lane as u8]);
+            for x in [[byte, 3, byte, byte], [byte, -128, byte, 1], [byte, 127, -128, -128]] {
+                for instructions in InstructionSet::available() {
+                    let weights = bytes.map(u32::from_le_bytes);
+                    let task = Dot::<SMALL> { weights, x: u32::from_le_bytes(x.map(|byte| byte as u8)) };
+                    let (found, bias) = instructions.run(task);
+                    for (found, bytes) in found.iter().zip(bytes) {
+                        let products =
+                            bytes.iter().zip(x).map(|(q, x)| (i32::from(*q) - bias) * i32::from(x));
+                        let expected = 5 + products.sum::<i32>();
+                        assert_eq!(*found, expected as f32, "{instructions:?}: {bytes:?} by {x:?}");
+                    }
+                }
+            }
+        }
+        for byte in i8::MIN..=i8::MAX {
+            for first in (0..=u8::MAX).step_by(WIDTH) {
+                check::<false>(first, byte, 255);
+                if first < 128 {
+                    check::<true>(first, byte, 127);
+                }
+            }
+        }
+    }
+
+    struct Convert<'a>(&'a [u16; WIDTH], &'a [u8; WIDTH], [u32; WIDTH]);
+
+    impl Task for Convert<'_> {
+        type Output = [[f32; WIDTH]; 8];
+
+        #[inline(always)]
+        fn run<L: Lanes>(self, lanes: L) -> Self::Output {
+            let Self(halves, bytes, bits) = self;
+            let bits = lanes.load_bits(&bits);
+            let vectors = [
+                lanes.load_f16(halves),
+                lanes.load_bf16(halves),
+                lanes.load_u8(bytes),
+                lanes.masked(bits, 0x7F00_F00F),
+                lanes.shifted::<7>(bits),
+                lanes.masked(lanes.field::<4>(bits, 0x0F0F_0F0F), 0x7FFF_FFFF),
+                lanes.masked(lanes.field::<-3>(bits, 0x0707_0707), 0x7FFF_FFFF),
+                lanes.masked(lanes.or(bits, lanes.field::<0>(bits, 0)), 0x7FFF_FFFF),
+            ];
+            let mut out = [[0.0; WIDTH]; 8];
+            for (out, vector) in out.iter_mut().zip(vectors) {
+                lanes.store(vector, out);
+            }
+            out
+        }
+    }
+
+    /// Every value of 16 bits, beside bytes and words made of it.
+    #[test]
+    fn every_set_converts_as_plain_rust() {
+        for first in (0..=u16::MAX).step_by(WIDTH) {
+            let halves: [u16; WIDTH] = std::array::from_fn(|lane| first + lane as u16);
+            let bytes = halves.map(|bits| (bits ^ bits >> 8) as u8);
+            let bits = halves.map(|bits| u32::from(bits).wrapping_mul(0x9E37_79B1));
+            let expected = InstructionSet::Portable.run(Convert(&halves, &bytes, bits));
+            for instructions in InstructionSet::available() {
+                let found = instructions.run(Convert(&halves, &bytes, bits));
+                for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+                    let equal = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+                    assert!(equal, "{instructions:?}: {found} for {expected}, from {first:#x}");
                 }
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! Weights stay quantised, interleaved ([`panel`]), and are decoded to f32 in registers as they are used ([`tile`]);
 //! activations are f32 and exact. Products of quantised activations are sums of integers ([`integers`]). Kernels are written once
-//! over a handful of vector operations ([`crate::lanes`]), for AVX2, AVX-512 and plain Rust, chosen when the program runs.
+//! over a handful of vector operations ([`crate::lanes`]), for AVX2, AVX-512, NEON and plain Rust, chosen when the program runs.
 //!
 //! All sizes of batch run on these kernels, so that sums do not depend on the batch; the book's design record 8 compares them
 //! with a general matrix product. For one row the product is as fast as memory, or as decoding where that takes longer: on two

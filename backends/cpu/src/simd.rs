@@ -74,7 +74,13 @@ pub(crate) fn instruction_sets() -> impl Iterator<Item = (&'static str, bool)> {
         ("AVX-VNNI", is_x86_feature_detected!("avxvnni")),
         ("AMX", crate::lanes::Amx::detect().is_some()),
     ];
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    let sets = [
+        ("NEON", std::arch::is_aarch64_feature_detected!("neon")),
+        ("DotProd", std::arch::is_aarch64_feature_detected!("dotprod")),
+        ("I8MM", std::arch::is_aarch64_feature_detected!("i8mm")),
+    ];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let sets = [];
     sets.into_iter()
 }

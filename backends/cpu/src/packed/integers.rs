@@ -1,7 +1,7 @@
 //! Products of quantised activations and integer weights, in integers.
 //!
 //! Four activations are one word, which is multiplied with four integers of all sixteen rows of a panel at once: one instruction
-//! where the processor has VNNI, a few with AVX2. Integers of weights are unsigned: those of signed formats are stored with a zero
+//! where the processor has VNNI or i8mm, a few with AVX2. Integers of weights are unsigned: those of signed formats are stored with a zero
 //! added, and the zero times the sum of the activations is subtracted from the sum. Intermediate sums may wrap
 //! around; the result fits, so it is right.
 //!
@@ -99,7 +99,8 @@ pub(super) struct Factors {
 }
 
 impl Activations {
-    /// Arranges rows for panels of `parts` parts, `per_sum` of which have a common sum.
+    /// Arranges rows for panels of `parts` parts, `per_sum` of which have a common sum. `zero` is what is still to be subtracted from
+    /// weights after their multiplication.
     fn new<B: Integers>(
         rows: &[QuantisedRow<'_>],
         parts: usize,
@@ -202,7 +203,9 @@ pub(super) fn multiply<B: Integers>(
     let zero = if B::OFFSET_HAS_ZERO { zero } else { B::ZERO };
     let tiled = Tiled::new::<B>(instructions, per_sum);
     let groups = Group::of_rows(rows.len(), tiled.is_some(), instructions.rows_of_integers());
-    let x = Activations::new::<B>(rows, blocks * B::PARTS, per_sum, zero, groups, pool);
+    // A bias that products subtract from the weights is a part of their zero.
+    let bias = if B::SMALL { 0 } else { instructions.dot_bias() };
+    let x = Activations::new::<B>(rows, blocks * B::PARTS, per_sum, zero - bias, groups, pool);
     let product = Product { panels, blocks, per_sum, zero, x: &x, out: Output::new(out, outputs) };
     let count = outputs.div_ceil(WIDTH);
     let work = outputs.saturating_mul(first.integers.len()).saturating_mul(x.rows);

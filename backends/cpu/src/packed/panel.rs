@@ -164,6 +164,7 @@ pub(super) trait Integers: Block {
     fn bytes<L: Lanes>(&self, lanes: L, part: usize, word: usize) -> L::Bits;
 
     /// The four integers of each word of the activations for these blocks, if they are kept in that order and have no scales.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for the tiles of AMX"))]
     fn as_tiles(_: &[Self]) -> Option<&[[u32; WIDTH]]> {
         None
     }

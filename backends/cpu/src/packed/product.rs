@@ -221,6 +221,7 @@ impl<'a> Output<'a> {
     }
 
     /// Where the outputs of a panel are, to be prefetched.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for the tiles of AMX"))]
     #[inline(always)]
     pub(super) fn address(&self, row: usize, panel: usize) -> *const f32 {
         self.start.wrapping_add(row * self.outputs + panel * WIDTH)
