@@ -2,13 +2,16 @@
 //!
 //! `cudarc` panics when a library is missing, so no function of a library may be called before it was found here.
 //! Libraries are searched by name, as by the system's loader. Those in the folders of `DSRUN_CUDA_LIBRARIES` (separated
-//! by `:`) are opened first, for example NVRTC from a Python package.
+//! by `:`, on Windows by `;`) are opened first, for example NVRTC from a Python package.
 
 use dsrun_core::{Code, Error, Result};
-use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW};
+#[cfg(unix)]
+pub(crate) use libloading::os::unix::Library as Handle;
+#[cfg(windows)]
+pub(crate) use libloading::os::windows::Library as Handle;
 use std::{
     env, fmt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Mutex, OnceLock, PoisonError},
 };
 
@@ -107,11 +110,38 @@ pub(crate) fn open_by_name(name: &str) -> Result<Handle, String> {
     let candidates = env::split_paths(&folders).map(|folder| folder.join(name)).filter(|path| path.exists());
     let path = candidates.into_iter().next().unwrap_or_else(|| PathBuf::from(name));
     // SAFETY: opening it runs its initialisers, which are made for that.
-    unsafe { Handle::open(Some(path), RTLD_NOW) }.map_err(|error| {
+    unsafe { open(&path, false) }.map_err(|error| {
         let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
         format!("{reason}. {}", looked_for(name))
     })
 }
+
+/// Opens a library. `global` lets libraries that are opened later use its symbols; on Windows they find it by name.
+///
+/// # Safety
+/// Its initialisers are sound.
+unsafe fn open(path: &Path, global: bool) -> Result<Handle, libloading::Error> {
+    #[cfg(unix)]
+    {
+        use libloading::os::unix::{RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
+        let scope = if global { RTLD_GLOBAL } else { RTLD_LOCAL };
+        // SAFETY: by the caller's promise.
+        unsafe { Handle::open(Some(path), RTLD_NOW | scope) }
+    }
+    #[cfg(windows)]
+    {
+        let _ = global;
+        // SAFETY: by the caller's promise.
+        unsafe { Handle::new(path) }
+    }
+}
+
+/// The starts of the names of the libraries that may be opened from folders, in the order they need each other.
+const PRELOADED: [&str; 3] = if cfg!(windows) {
+    ["nvrtc-builtins64_", "nvrtc64_", "cublasLt64_"]
+} else {
+    ["libnvrtc-builtins.so", "libnvrtc.so", "libcublasLt.so"]
+};
 
 /// Opens the libraries in the folders of `DSRUN_CUDA_LIBRARIES`: NVRTC's builtins before NVRTC, which finds them only by name.
 fn preload() {
@@ -123,12 +153,12 @@ fn preload() {
     let folders: Vec<PathBuf> =
         env::var_os(FOLDERS).map(|all| env::split_paths(&all).collect()).unwrap_or_default();
     let mut handles = Vec::new();
-    for prefix in ["libnvrtc-builtins.so", "libnvrtc.so", "libcublasLt.so"] {
+    for prefix in PRELOADED {
         for folder in &folders {
             let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
             for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)) {
                 // SAFETY: the user names these folders to have their libraries opened.
-                match unsafe { Handle::open(Some(entry.path()), RTLD_NOW | RTLD_GLOBAL) } {
+                match unsafe { open(&entry.path(), true) } {
                     Ok(handle) => handles.push(handle),
                     Err(error) => {
                         tracing::warn!(path = %entry.path().display(), %error, "cannot open a library")

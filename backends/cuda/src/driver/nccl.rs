@@ -4,11 +4,10 @@
 //! declarations are those of `nccl.h` since 2.18, whose functions and structs have not changed their layout.
 
 use crate::driver::{
-    library::open_by_name,
+    library::{Handle, open_by_name},
     raw::{Raw, RawStream},
 };
 use dsrun_core::{Code, DType, Error, Result, collective::GroupId, op::Reduction};
-use libloading::os::unix::Library as Handle;
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
     fmt, ptr,

@@ -1,6 +1,8 @@
 //! Receives the signals that end the server: SIGTERM and Ctrl-C.
 
-use anyhow::{Context, Result};
+#[cfg(unix)]
+use anyhow::Context;
+use anyhow::Result;
 
 /// Receives signals from its creation on.
 pub(super) struct Signals {
