@@ -2,8 +2,8 @@
 //!
 //! Each loop is written once, over fixed-size groups of numbers that compilers turn into vector instructions, and compiled
 //! three times on x86-64: for every processor, for those with AVX2 and fused multiply-add, and for those with AVX-512, which is
-//! detected when the program runs. Dot products have a form of their own there ([`x86`]). Elsewhere the portable form is all there is; on AArch64 that
-//! has vectors and fused multiply-add.
+//! detected when the program runs. Dot products have a form of their own there ([`x86`]). Elsewhere the portable form is all there
+//! is; on AArch64 it is compiled to NEON and fused multiply-add, which every processor has.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
