@@ -54,7 +54,7 @@ const FAILED: u8 = 1;
 /// The exit status if no case could be run.
 const UNUSABLE: u8 = 2;
 /// The default limit of jobs: each of them holds an open device.
-const JOBS: usize = 8;
+const JOBS: usize = 16;
 
 /// Runs the program with the arguments of this process; `linked` are the backends that need no plugin to be found by name.
 pub fn main(linked: &[Arc<dyn Backend>]) -> ExitCode {

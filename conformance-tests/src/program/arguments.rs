@@ -87,7 +87,7 @@ pub(crate) struct Run {
     /// A TOML file of known failures, each with a reason and an expiry date.
     #[arg(long, value_name = "FILE")]
     pub(crate) waivers: Option<PathBuf>,
-    /// Number of processes that run cases in parallel. By default, one for each core, at most 8.
+    /// Number of processes that run cases in parallel. By default, one for each core, at most 16.
     #[arg(long, value_name = "COUNT")]
     pub(crate) jobs: Option<NonZeroUsize>,
     /// After the cases, repeat them with other seeds for this many seconds, or until one fails.
