@@ -9,25 +9,9 @@ use dsrun_engine::{
     EngineOptions,
     passes::quantize::{Policy, Scheme, product_weights, quantize},
 };
-use dsrun_models::{model::Model, step::ProgramOptions};
+use dsrun_models::model::Model;
 use rstest::rstest;
-use support::{difference, engine, exact, fixtures, logits};
-
-const TOKENS: [u32; 24] =
-    [5, 17, 3, 88, 41, 9, 60, 2, 33, 71, 14, 6, 90, 25, 48, 7, 11, 52, 38, 19, 64, 80, 1, 30];
-
-fn model(name: &str) -> Model {
-    Model::open(fixtures().join(name)).unwrap()
-}
-
-fn program(name: &str) -> Program {
-    model(name).program(&ProgramOptions::default()).unwrap()
-}
-
-/// Checkpoints that do not quantise the inputs of products.
-fn no_inputs(_: &str) -> bool {
-    false
-}
+use support::{TOKENS, difference, engine, exact, fixtures, logits, no_inputs, open, program};
 
 /// The element of MXFP4 nearest to a value that was divided by its scale; in the middle between two, the one with the even number.
 fn nearest_element(value: f64) -> f64 {
@@ -102,10 +86,10 @@ fn mxfp4_gives_the_logits_of_experts_that_were_rounded_by_hand(#[case] name: &st
     let (_folder, by_hand) = with_rounded_experts(name, transposed);
     let expected = logits(&mut engine(&by_hand, &exact(16, 1)), &TOKENS);
     let rounding = EngineOptions { quantize: Some(Policy::of(Scheme::Mxfp4)), ..exact(16, 1) };
-    let found = logits(&mut engine(&model(name), &rounding), &TOKENS);
+    let found = logits(&mut engine(&open(name), &rounding), &TOKENS);
     let error = difference(&found, &expected);
     assert!(error < 1e-5, "{name}: {error:.2e}");
-    let plain = logits(&mut engine(&model(name), &exact(16, 1)), &TOKENS);
+    let plain = logits(&mut engine(&open(name), &exact(16, 1)), &TOKENS);
     assert!(difference(&found, &plain) > 1e-3, "{name}: nothing was rounded");
 
     let rounded = quantize(&program(name), &Policy::of(Scheme::Mxfp4), &no_inputs).unwrap();

@@ -27,23 +27,7 @@ use dsrun_engine::{
 use dsrun_models::{config::DecoderConfig, model::Model, step::ProgramOptions, weights::ExprReader};
 use rstest::rstest;
 use std::{collections::BTreeMap, path::Path, sync::Arc};
-use support::{device, difference, engine, exact, fixtures, logits, open};
-
-const TOKENS: [u32; 24] =
-    [5, 17, 3, 88, 41, 9, 60, 2, 33, 71, 14, 6, 90, 25, 48, 7, 11, 52, 38, 19, 64, 80, 1, 30];
-
-fn model(name: &str) -> Model {
-    Model::open(fixtures().join(name)).unwrap()
-}
-
-fn program(name: &str) -> Program {
-    model(name).program(&ProgramOptions::default()).unwrap()
-}
-
-/// Checkpoints that do not quantise the inputs of products.
-fn no_inputs(_: &str) -> bool {
-    false
-}
+use support::{TOKENS, device, difference, engine, exact, fixtures, logits, no_inputs, open, program};
 
 fn names(program: &Program) -> Vec<&str> {
     program.nodes.iter().map(|node| node.call.op.name()).collect()
@@ -225,7 +209,7 @@ fn rounded_experts_move_logits_by_their_rounding(
 
 /// The mean squared difference of a quantised model's logits from the original ones, over the mean square of the latter.
 fn relative_error(name: &str, options: &EngineOptions) -> f64 {
-    let model = model(name);
+    let model = open(name);
     let expected = logits(&mut engine(&model, &exact(16, 1)), &TOKENS);
     let found = logits(&mut engine(&model, options), &TOKENS);
     squared(&found, &expected)
@@ -258,7 +242,7 @@ fn calibration(model: &Model) -> Calibration {
 
 #[rstest]
 fn calibration_observes_every_product(#[values("llama3", "gpt2", "mixtral")] name: &str) {
-    let model = model(name);
+    let model = open(name);
     let seen = calibration(&model);
     for weight in product_weights(&program(name)) {
         let channels = &seen.products[&weight.name];
@@ -282,7 +266,7 @@ fn calibration_observes_every_product(#[values("llama3", "gpt2", "mixtral")] nam
 /// the logits would be far off.
 #[rstest]
 fn smoothing_keeps_the_model(#[values("llama3", "gpt2", "opt", "qwen2")] name: &str) {
-    let model = model(name);
+    let model = open(name);
     let policy = Policy { smooth: Some(0.5), ..Policy::of(Scheme::W8A8) };
     let read = |expr: &WeightExpr| {
         let reader = ExprReader::new(&**model.weights(), expr)?;
@@ -310,7 +294,7 @@ fn smoothing_keeps_the_model(#[values("llama3", "gpt2", "opt", "qwen2")] name: &
 
 #[test]
 fn the_same_policy_gives_the_same_logits_fused_or_not() {
-    let model = model("llama3");
+    let model = open("llama3");
     let options = quantised("default = \"w8a8\"");
     let fused = logits(&mut engine(&model, &options), &TOKENS);
     let plain = logits(&mut engine(&model, &EngineOptions { fuse: false, ..options }), &TOKENS);
@@ -380,7 +364,7 @@ fn divergence(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
 fn sensitivities_equal_the_divergence_of_models_with_one_rounded_weight(
     #[values("llama3", "gpt2", "qwen3")] name: &str,
 ) {
-    let model = model(name);
+    let model = open(name);
     let expected = logits(&mut engine(&model, &exact(64, 1)), &TOKENS);
     let seen = sensitivity(&model, device(), &TOKENS, &mut |_, _| {}).unwrap();
     let weights: Vec<_> = product_weights(&program(name)).into_iter().filter(|weight| !weight.kept).collect();

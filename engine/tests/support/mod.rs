@@ -4,9 +4,12 @@
 pub(crate) mod late;
 pub(crate) mod lowering;
 
-use dsrun_core::device::{Backend, Device, DeviceOptions};
+use dsrun_core::{
+    device::{Backend, Device, DeviceOptions},
+    program::Program,
+};
 use dsrun_engine::{Engine, EngineOptions, EnginePlan, Precision, Request, SamplingOptions};
-use dsrun_models::model::Model;
+use dsrun_models::{model::Model, step::ProgramOptions};
 use dsrun_test_support::Missing;
 use std::{
     path::{Path, PathBuf},
@@ -45,6 +48,20 @@ pub(crate) fn exact(step_tokens: usize, max_requests: usize) -> EngineOptions {
 pub(crate) fn open(name: &str) -> Model {
     let gguf = fixtures().join(name).join("model.gguf");
     Model::open(if gguf.exists() { gguf } else { fixtures().join(name) }).expect("the fixture is a model")
+}
+
+/// Tokens for models whose weights are quantised.
+pub(crate) const TOKENS: [u32; 24] =
+    [5, 17, 3, 88, 41, 9, 60, 2, 33, 71, 14, 6, 90, 25, 48, 7, 11, 52, 38, 19, 64, 80, 1, 30];
+
+/// The program of a fixture.
+pub(crate) fn program(name: &str) -> Program {
+    open(name).program(&ProgramOptions::default()).expect("the fixture has a program")
+}
+
+/// Checkpoints that do not quantise the inputs of products.
+pub(crate) fn no_inputs(_: &str) -> bool {
+    false
 }
 
 /// A model in every format of weights that files have: GGUF's, AWQ, GPTQ and compressed-tensors.
