@@ -23,8 +23,8 @@ use std::sync::Arc;
 
 /// The launches for a fused linear layer.
 ///
-/// Tries in this order: all in one launch; the norm as a separate launch; norm, product and epilogue as three launches. So a
-/// fused layer is native for every number of rows.
+/// Tries in this order: all in one launch; the norm as a separate launch; the epilogue as a separate launch; norm, product and
+/// epilogue as three launches. So a fused layer is native for every number of rows.
 pub(in crate::ops) fn plan(fused: FusedLinear, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     let whole = Problem::new(fused, call)?;
     if let Some(family) = select(&whole, device) {
@@ -42,8 +42,16 @@ pub(in crate::ops) fn plan(fused: FusedLinear, call: &CallDesc, device: &DeviceS
         return Ok(Stages { norm, ..Stages::new(&rest, family.plan(&rest, device)?) }.into_plan());
     }
     let product = scratch(fused.product, rest.x, rest.outputs());
-    let bare = rest.without_epilogue(&product.desc);
-    let family = select(&bare, device).ok_or_else(|| {
+    let with_norm = whole.without_epilogue(&product.desc);
+    let (norm, bare, family) = match select(&with_norm, device) {
+        Some(family) => (None, with_norm, Some(family)),
+        None => {
+            let bare = rest.without_epilogue(&product.desc);
+            let family = select(&bare, device);
+            (norm, bare, family)
+        }
+    };
+    let family = family.ok_or_else(|| {
         Error::unsupported(format!(
             "CUDA has no kernel for {} x, {} weights",
             bare.x.dtype, bare.weight.format

@@ -23,6 +23,7 @@ use dsrun_core::{
 use std::sync::Arc;
 
 /// The computation of one launch: `y = epilogue(norm(x) w^T + bias)`.
+#[derive(Clone, Copy)]
 pub(super) struct Problem<'a> {
     /// The norm and the epilogue, with the indices of the call's operands.
     pub(super) fused: FusedLinear,

@@ -17,9 +17,9 @@ use std::fmt::Write;
 
 /// All families. The first one that supports a problem is the fastest for it.
 const FAMILIES: [&dyn Family; 13] = [
+    &BatchWgmma,
     &DecodeGemm,
     &PackedGemm,
-    &BatchWgmma,
     &TileWgmma,
     &Int8Wgmma,
     &Int8Mma,

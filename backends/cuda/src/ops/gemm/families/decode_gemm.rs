@@ -117,7 +117,6 @@ impl Family for DecodeGemm {
     fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
         device.custom_gemm
             && device.has_half_mma()
-            && !problem.scratch
             && (1..=ROWS).contains(&problem.rows())
             && problem.is_half()
             && problem.inputs() > 0

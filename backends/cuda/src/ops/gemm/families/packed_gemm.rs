@@ -231,7 +231,6 @@ impl Family for PackedGemm {
         let vector = if bytes { 16 } else { 8 };
         let most = if bytes || packed_wgmma::multiplies(problem, device) { ROWS } else { MOST_ROWS };
         device.has_half_mma()
-            && !problem.scratch
             && (1..=most).contains(&rows)
             && (bytes || problem.has_half_activations())
             && problem.inputs() > 0
