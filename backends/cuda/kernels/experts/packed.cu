@@ -116,7 +116,7 @@ struct Integers {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 scale[i] = widen(own.number[g][i][0]);
-                if (OFFSET) second[i] = widen(own.number[g][i][NUMBERS - 1]);
+                if (NUMBERS == 2) second[i] = widen(own.number[g][i][NUMBERS - 1]);
                 less[i] = twice(-SHIFTED - (OFFSET == 1 ? second[i] : 0.0f));
             }
             float c[TILES][4] = {};
@@ -131,7 +131,7 @@ struct Integers {
                 for (int k = 0; k < PAIRS; ++k) {
                     low[k] = pair_of(own.low.word[w], k);
                     high[k] = pair_of(own.high.word[w], k);
-#if BITS == 4 || OFFSET
+#if !FLOATS && (BITS == 4 || OFFSET)
                     low[k] = plus(low[k], less[0]);
                     high[k] = plus(high[k], less[1]);
 #endif

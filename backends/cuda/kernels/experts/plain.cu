@@ -57,13 +57,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) grouped_linear_plain(co
                 float second = Weight::numbers == 2 ? p.weight.number(read, group, 1) : 0.0f;
 #pragma unroll
                 for (int i = 0; i < RUN; ++i) {
-                    float stored;
-                    if (Weight::bits == 8) {
-                        int byte = run * RUN + i;
-                        stored = (float)(signed char)(v.word[byte / 4] >> byte % 4 * 8);
-                    } else {
-                        stored = (float)(v.word[run] >> (i / 2 + i % 2 * 4) * 4 & 15);
-                    }
+                    const int at = run * RUN + i;
+                    float stored = Weight::element(v.word[at / Weight::per_word], at % Weight::per_word);
                     float w = Weight::scaled(stored, scale, second);
 #pragma unroll
                     for (int t = 0; t < TOKENS; ++t) {

@@ -96,7 +96,7 @@ struct Pieces {
 #pragma unroll
             for (int w = 0; w < 2; ++w) {
                 const int g = PIECE_GROUPS == 2 ? w : 0;
-                const float scale = widen(numbers[i][g][0]), second = OFFSET ? widen(numbers[i][g][NUMBERS - 1]) : 0.0f;
+                const float scale = widen(numbers[i][g][0]), second = NUMBERS == 2 ? widen(numbers[i][g][NUMBERS - 1]) : 0.0f;
                 Vector v;
 #pragma unroll
                 for (int k = 0; k < 4; ++k) v.word[k] = decode(pair_of(words[i][w], k), scale, second);
@@ -106,7 +106,7 @@ struct Pieces {
 #pragma unroll
             for (int w = 0; w < 4; ++w) {
                 const int g = PIECE_GROUPS == 4 ? w : PIECE_GROUPS == 2 ? w / 2 : 0;
-                const float scale = widen(numbers[i][g][0]), second = OFFSET ? widen(numbers[i][g][NUMBERS - 1]) : 0.0f;
+                const float scale = widen(numbers[i][g][0]), second = NUMBERS == 2 ? widen(numbers[i][g][NUMBERS - 1]) : 0.0f;
                 /* The first of four inputs. */
                 const int column = GROUP == 0 ? part * 16 + w * 4 : w * 16 + part * 4;
                 u32* to = (u32*)(vector_at(rows, row, column / 8) + column % 8 * 2);

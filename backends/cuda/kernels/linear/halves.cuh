@@ -4,14 +4,14 @@
  * Integers are converted two at a time by a few bit operations: 4 bits inserted below the exponent of 128 (bf16) or 1024 (f16)
  * are that number plus the integer. This offset, zero points and minima are constant within a group, so they are corrected with
  * the sum of the group's activations, in f32: w = s (q - z) + m gives sum(w x) = s sum(q x) + (m - s z) sum(x). Signed bytes are
- * converted exactly: see pair_of.
+ * converted exactly, and so are floats of 4 bits: see pair_of.
  */
 #if !DIGITS
 /* Groups of a step, and inputs whose activations are summed together. */
 #define STEP_GROUPS (GROUP == 0 || GROUP > SPAN ? 1 : SPAN / GROUP)
 #define SUMMED (GROUP == 0 ? SLICE : SPAN / STEP_GROUPS)
 #define TILES ((TOKENS + 7) / 8)
-#define NEEDS_SUMS (BITS == 4 || OFFSET != 0)
+#define NEEDS_SUMS (!FLOATS && (BITS == 4 || OFFSET != 0))
 
 #if __CUDA_ARCH__ >= 800
 struct Product {
@@ -177,7 +177,7 @@ struct Product {
         return scale * (sum - (second + SHIFTED) * activations);
 #elif OFFSET == 2
         return scale * (sum - SHIFTED * activations) + second * activations;
-#elif BITS == 4
+#elif NEEDS_SUMS
         return scale * (sum - SHIFTED * activations);
 #else
         return scale * sum;

@@ -39,7 +39,6 @@
 /* Groups of a k tile, and of half of one. Scales and offsets per group of a row, and their bytes for 8 rows. */
 #define TURN_GROUPS (GROUP ? DEPTH / (GROUP ? GROUP : 1) : 0)
 #define HALF_GROUPS (TURN_GROUPS > 2 ? TURN_GROUPS / 2 : 1)
-#define NUMBERS (OFFSET ? 2 : 1)
 #define LINE (8 * NUMBERS * SCALE_BYTES)
 #define NUMBER_BYTES (OUTPUTS / 8 * TURN_GROUPS * LINE)
 #define ARRIVING (2 * X_HALF + W_BYTES + NUMBER_BYTES)

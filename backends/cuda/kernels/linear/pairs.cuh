@@ -1,12 +1,14 @@
 /*
  * Converts packed integers to pairs of f16 or bf16, the operands of mma.m16n8k16, two at a time by a few bit operations: 4 bits
- * inserted below the exponent of 128 (bf16) or 1024 (f16) are that number plus the integer; signed bytes are converted to their
- * value. All conversions are exact.
+ * inserted below the exponent of 128 (bf16) or 1024 (f16) are that number plus the integer; signed bytes, and floats of 4 bits, are
+ * converted to their value. All conversions are exact.
  */
 #if !DIGITS
 /* The operand value of a stored integer 0, minus its true value. */
 #if BITS == 8
 #define SHIFTED (OFFSET == 2 ? -128.0f : 0.0f)
+#elif FLOATS
+#define SHIFTED 0.0f
 #elif HALF
 #define SHIFTED (OFFSET == 0 ? 1032.0f : 1024.0f)
 #else
@@ -14,7 +16,21 @@
 #endif
 
 #if __CUDA_ARCH__ >= 800
-#if BITS == 4
+#if FLOATS
+/* Pair `i` of the floats of a word. */
+__device__ inline u32 pair_of(u32 word, int i) {
+    u32 result, small = small_floats(word, i);
+#if HALF
+    /* The exponent of f16 begins three bits above that of bf16; its smallest is 2^-14. */
+    small = small & 0x80008000u | (small & 0x01c001c0u) << 3;
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(result) : "r"(small), "r"(0x74007400));
+#else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(small), "r"(0x7e807e80), "r"(0x80008000));
+#endif
+    return result;
+}
+#define PAIRS 4
+#elif BITS == 4
 /* Pair `i` of the integers of a word, each with the offset SHIFTED. */
 __device__ inline u32 pair_of(u32 word, int i) {
     u32 result;

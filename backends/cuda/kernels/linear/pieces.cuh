@@ -3,14 +3,14 @@
  * offsets of their groups (see weight/packing.rs). bytes.cuh and halves.cuh define how they are multiplied: a `Product` has the
  * activations in shared memory and the sums of a warp in registers.
  */
+/* Whether 4 bits are a float (floats.cuh) rather than an integer. */
+#define FLOATS (OFFSET == 3)
 /* Inputs of a step and of a k tile. */
 #define SPAN (512 / BITS)
 #define PIECE (2 * SPAN)
 /* Groups of a k tile. */
 #define GROUPS (GROUP == 0 ? 1 : PIECE / GROUP)
-/* Values stored per group of a row: its scale, and its zero point or minimum. */
-#define NUMBERS (OFFSET ? 2 : 1)
-/* Bytes of these values for 8 rows of a group. */
+/* Bytes of the NUMBERS values of a group for 8 rows: their scales, and their zero points or minima. */
 #define LINE (8 * NUMBERS * SCALE_BYTES)
 /* 16-byte copies of these values for a k tile, of 8 rows. */
 #define COPIES (GROUP == 0 ? 0 : GROUPS * LINE / 16)
@@ -29,7 +29,7 @@ typedef float Sum;
 __device__ inline void numbers_of(const u8* line, int row, float& scale, float& second) {
     const SCALE* own = (const SCALE*)line + row * NUMBERS;
     scale = widen(own[0]);
-    second = OFFSET ? widen(own[NUMBERS - 1]) : 0.0f;
+    second = NUMBERS == 2 ? widen(own[NUMBERS - 1]) : 0.0f;
 }
 
 /* The row, of a k tile's 16, that is the first or second row of lane group `group`. Alternating rows are two neighbours. */

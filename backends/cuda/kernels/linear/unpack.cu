@@ -35,10 +35,8 @@ extern "C" __global__ void unpack_integers(i64 first, i64 rows, i64 columns, Wei
                 float out[RUN];
 #pragma unroll
                 for (int i = 0; i < RUN; ++i) {
-                    int byte = run * RUN + i;
-                    float stored = Weight::bits == 8 ? (float)(signed char)(v.word[byte / 4] >> byte % 4 * 8)
-                                                     : (float)(v.word[run] >> (i / 2 + i % 2 * 4) * 4 & 15);
-                    out[i] = Weight::scaled(stored, scale, second);
+                    const int at = run * RUN + i;
+                    out[i] = Weight::scaled(Weight::element(v.word[at / Weight::per_word], at % Weight::per_word), scale, second);
                 }
                 if (RUN >= 8 && column + RUN <= columns) {
 #pragma unroll

@@ -10,7 +10,8 @@
 //! - one scale per row, 8 bits: in order, 16 each;
 //! - groups, 8 bits: word `j` of piece `p` holds columns `16 j + 4 p` to `+ 3`, so that four lanes share a group of 16;
 //! - 4 bits: word `w` of piece `p` holds columns `32 w + 8 p` to `+ 7`, the even ones in its low half, the odd ones in the high:
-//!   column `2 i` is nibble `i`, column `2 i + 1` nibble `i + 4`. A shift and a mask then extract two neighbours.
+//!   column `2 i` is nibble `i`, column `2 i + 1` nibble `i + 4`. A shift and a mask then extract two neighbours;
+//! - 4 bits that are a float: the same columns, whose bits lie as [`FLOAT_BITS`] says.
 //!
 //! 8-bit integers are signed. The scales and offsets of groups follow in the same units: for each group, for each of the 8
 //! rows, the scale and, if there is one, the zero point or the minimum. Groups are padded to whole k tiles of two steps.
@@ -19,6 +20,13 @@ use dsrun_core::{
     Affine, BlockFormat, DType, Error, GroupBits, GroupOffset, Result, WeightFormat, WeightType,
 };
 use rayon::prelude::*;
+
+/// Where in a word the bits of the floats of even columns are, from the sign to the mantissa. Those of the following column are in
+/// the other half of the word. A rotation and a mask, or two, move a pair to its place in two bf16 (`linear/floats.cuh`).
+const FLOAT_BITS: [[u32; 4]; 4] = [[15, 8, 7, 6], [9, 2, 1, 0], [19, 12, 11, 10], [5, 30, 29, 4]];
+
+/// The bits of a float of 4 bits (E2M1) by twice its magnitude.
+const MAGNITUDES: [u8; 13] = [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7];
 
 /// Rows of a unit.
 pub(crate) const UNIT: usize = 8;
@@ -32,6 +40,8 @@ pub(crate) enum Offset {
     ZeroPoint,
     /// A minimum per group, as a real number.
     Minimum,
+    /// None: the four bits are not an integer but a float (E2M1).
+    Floats,
 }
 
 /// How the integers of a weight format are packed.
@@ -73,9 +83,9 @@ impl Packing {
             WeightFormat::Block(BlockFormat::Q4_K) => large(4, 32, Offset::Minimum),
             WeightFormat::Block(BlockFormat::Q5_K) => large(8, 32, Offset::Minimum),
             WeightFormat::Block(BlockFormat::Q6_K) => large(8, 16, Offset::Fixed(32)),
-            // Twice the value of a 4-bit float is a small integer; powers of two are exact in bf16.
+            // Powers of two are exact in bf16.
             WeightFormat::Block(BlockFormat::Mxfp4) => {
-                Self { bits: 8, group: 32, offset: Offset::Fixed(12), scale: DType::BF16 }
+                Self { bits: 4, group: 32, offset: Offset::Floats, scale: DType::BF16 }
             }
             _ => return None,
         })
@@ -89,8 +99,8 @@ impl Packing {
     /// Values stored per group of a row: the scale, and the offset if there is one.
     const fn numbers(self) -> usize {
         match self.offset {
-            Offset::Fixed(_) => 1,
-            _ => 2,
+            Offset::Fixed(_) | Offset::Floats => 1,
+            Offset::ZeroPoint | Offset::Minimum => 2,
         }
     }
 
@@ -118,12 +128,13 @@ impl Packing {
         self.bits == 8 && self.group == 0 && self.offset == Offset::Fixed(128)
     }
 
-    /// 0 for a fixed offset, 1 for zero points, 2 for minima.
+    /// 0 for a fixed offset, 1 for zero points, 2 for minima, 3 for floats.
     const fn offset_number(self) -> u32 {
         match self.offset {
             Offset::Fixed(_) => 0,
             Offset::ZeroPoint => 1,
             Offset::Minimum => 2,
+            Offset::Floats => 3,
         }
     }
 
@@ -139,7 +150,7 @@ impl Packing {
     }
 
     /// The constants of the kernels for few rows.
-    pub(crate) fn defines(self) -> [(&'static str, String); 5] {
+    pub(crate) fn defines(self) -> [(&'static str, String); 6] {
         let scale = match self.scale {
             DType::F16 => "f16",
             DType::BF16 => "bf16",
@@ -149,6 +160,7 @@ impl Packing {
             ("BITS", self.bits.to_string()),
             ("GROUP", self.group.to_string()),
             ("OFFSET", self.offset_number().to_string()),
+            ("NUMBERS", self.numbers().to_string()),
             ("SCALE", scale.to_owned()),
             ("SCALE_BYTES", self.scale.bytes().to_string()),
         ]
@@ -202,9 +214,10 @@ impl Packing {
         for (step, columns) in stored.chunks(self.span()).enumerate() {
             if self.bits == 4 {
                 for (at, eight) in columns.chunks(8).enumerate() {
-                    let word = eight.iter().enumerate().fold(0u32, |word, (column, q)| {
-                        word | u32::from(*q) << (4 * (column / 2 + column % 2 * 4))
-                    });
+                    let word = match self.offset {
+                        Offset::Floats => word_of_floats(eight),
+                        _ => word_of_integers(eight),
+                    };
                     let to = piece(step, at % 4) + at / 4 * 4;
                     unit[to..to + 4].copy_from_slice(&word.to_le_bytes());
                 }
@@ -228,15 +241,16 @@ impl Packing {
 
     /// Writes the scale and offset of a group of a row.
     fn write(self, affine: &Affine, to: &mut [u8]) {
+        // What is stored of a float is twice its value (see `word_of_floats`).
+        let scale = if self.offset == Offset::Floats { 2.0 * affine.scale } else { affine.scale };
         let second = match self.offset {
-            Offset::Fixed(_) => None,
+            Offset::Fixed(_) | Offset::Floats => None,
             // 8-bit integers were made signed by subtracting 128.
             Offset::ZeroPoint => Some(affine.zero - if self.bits == 8 { 128.0 } else { 0.0 }),
             Offset::Minimum => Some(affine.minimum),
         };
         let bytes = self.scale.bytes();
-        for (value, to) in [Some(affine.scale), second].into_iter().flatten().zip(to.chunks_exact_mut(bytes))
-        {
+        for (value, to) in [Some(scale), second].into_iter().flatten().zip(to.chunks_exact_mut(bytes)) {
             match self.scale {
                 DType::F16 => to.copy_from_slice(&half::f16::from_f32(value).to_le_bytes()),
                 DType::BF16 => to.copy_from_slice(&half::bf16::from_f32(value).to_le_bytes()),
@@ -244,6 +258,22 @@ impl Packing {
             }
         }
     }
+}
+
+/// A word of up to eight integers of 4 bits.
+fn word_of_integers(integers: &[u8]) -> u32 {
+    let places = (0..).map(|column| 4 * (column / 2 + column % 2 * 4));
+    integers.iter().zip(places).fold(0, |word, (q, place)| word | u32::from(*q) << place)
+}
+
+/// A word of up to eight floats of 4 bits, given twice their values plus 12 ([`WeightFormat::unpack_row`]).
+fn word_of_floats(stored: &[u8]) -> u32 {
+    stored.iter().enumerate().fold(0, |word, (column, stored)| {
+        let magnitude = MAGNITUDES.get(usize::from(stored.abs_diff(12))).copied().unwrap_or_default();
+        let bits = u32::from(magnitude) | u32::from(*stored < 12) << 3;
+        let places = FLOAT_BITS[column / 2].map(|place| (place + 16 * (column as u32 % 2)) % 32);
+        places.iter().zip([3, 2, 1, 0]).fold(word, |word, (place, bit)| word | (bits >> bit & 1) << place)
+    })
 }
 
 #[cfg(test)]
@@ -311,5 +341,32 @@ mod tests {
         assert_eq!(integers[128..132], [4 ^ 0x80, 5 ^ 0x80, 6 ^ 0x80, 7 ^ 0x80]);
         assert_eq!(integers[4..6], [16 ^ 0x80, 17 ^ 0x80]);
         assert_eq!(numbers[4..8], 2.0f32.to_le_bytes());
+    }
+
+    /// Same as `small_floats` of `linear/floats.cuh`.
+    fn small_floats(word: u32, pair: usize) -> u32 {
+        match pair {
+            0 => word & 0x81c0_81c0,
+            1 => word << 6 & 0x81c0_81c0,
+            2 => word.rotate_left(28) & 0x81c0_81c0,
+            _ => word.rotate_left(10) & 0x8180_8180 | word << 2 & 0x0040_0040,
+        }
+    }
+
+    #[test]
+    fn floats_are_moved_to_bf16_by_rotations() {
+        const VALUES: [i16; 15] = [-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12];
+        for first in 0..VALUES.len() {
+            let twice: Vec<i16> = (0..8).map(|column| VALUES[(first + column * 4) % VALUES.len()]).collect();
+            let stored: Vec<u8> = twice.iter().map(|twice| u8::try_from(twice + 12).unwrap()).collect();
+            let word = word_of_floats(&stored);
+            let float = |column: usize| {
+                let bits = (small_floats(word, column / 2) >> (16 * (column % 2))) as u16;
+                half::bf16::from_bits(bits).to_f32() * 2.0f32.powi(126)
+            };
+            for (column, twice) in twice.iter().enumerate() {
+                assert_eq!(2.0 * float(column), f32::from(*twice), "column {column} of {twice:?}");
+            }
+        }
     }
 }

@@ -93,7 +93,7 @@ impl Shape {
         let most = if small { SPLIT_ROWS_OF_SMALL_GROUPS } else { SPLIT_ROWS };
         match self.bytes {
             true => 1,
-            false if self.rows <= most => DIGITS,
+            false if self.rows <= most && self.packing.offset != Offset::Floats => DIGITS,
             false => 0,
         }
     }
@@ -122,7 +122,7 @@ impl Shape {
         let Packing { group, offset, bits, .. } = self.packing;
         let fixed = matches!(offset, Offset::Fixed(_));
         let numbers = match self.digits() {
-            0 if fixed && bits == 8 => 0,
+            0 if fixed && bits == 8 || offset == Offset::Floats => 0,
             0 if group == 0 => self.rows,
             0 => self.rows * (slice / group.min(self.packing.span())),
             DIGITS => {

@@ -13,7 +13,7 @@ use crate::{
             problem::{Problem, ProductPlan},
         },
         type_name,
-        weight::{Packing, UNIT},
+        weight::{Offset, Packing, UNIT},
     },
 };
 use dsrun_core::{DType, Error, Result, TensorDesc};
@@ -58,7 +58,7 @@ fn clusters(blocks: usize, sm_count: usize) -> usize {
 /// Whether the kernel supports these activations and weights, regardless of the epilogue.
 pub(super) fn multiplies(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
     device.has_wgmma()
-        && problem.packing().is_some()
+        && problem.packing().is_some_and(|packing| packing.offset != Offset::Floats)
         && ROWS.contains(&problem.rows())
         && problem.has_half_activations()
         && problem.inputs() > 0
@@ -215,7 +215,6 @@ impl Family for PackedWgmma {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::weight::Offset;
     use rstest::rstest;
 
     /// Tiles of layers of a large model and of small ones cover them and fit.

@@ -1,0 +1,28 @@
+/*
+ * Floats of 4 bits (E2M1: a sign, two bits of exponent, one of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4 and 6) in packed weights.
+ *
+ * A word has eight, in pairs of neighbours. Their bits lie such that few operations move a pair to where a pair of bf16 has its
+ * sign, the low end of its exponent, and the high end of its mantissa: bits 15, 8, 7 and 6 of either half. What results are the
+ * floats times 2^-126, also if they are subnormal. Bits of element 2 p, from the sign; those of element 2 p + 1 are in the other
+ * half of the word (weight/packing.rs has the same table):
+ *
+ *   pair 0: 15,  8,  7,  6, in place
+ *   pair 1:  9,  2,  1,  0, six below
+ *   pair 2: 19, 12, 11, 10, four above
+ *   pair 3:  5, 30, 29, ten below; the mantissa at 4, two below
+ */
+__device__ inline u32 rotate_left(u32 word, int by) { return __funnelshift_l(word, word, by); }
+
+/* A pair as bf16, times 2^-126. */
+__device__ inline u32 small_floats(u32 word, int pair) {
+    if (pair == 0) return word & 0x81c081c0u;
+    if (pair == 1) return word << 6 & 0x81c081c0u;
+    if (pair == 2) return rotate_left(word, 28) & 0x81c081c0u;
+    return rotate_left(word, 10) & 0x81808180u | word << 2 & 0x00400040u;
+}
+
+/* A float of a word. */
+__device__ inline float float_of(u32 word, int i) {
+    u32 pair = small_floats(word, i / 2);
+    return __uint_as_float(i % 2 ? pair & 0xffff0000u : pair << 16) * __uint_as_float(253u << 23);
+}
