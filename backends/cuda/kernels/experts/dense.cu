@@ -62,7 +62,8 @@ struct Dense {
             }
         }
     }
-    __device__ void add(const Weights& w, const Inputs& x, float (&sums)[TILES][4]) const {
+    __device__ void add(const u8* stage, int, const Inputs& x, float (&sums)[TILES][4]) const {
+        const Weights w(stage);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll

@@ -1,8 +1,8 @@
 /*
  * grouped_linear on tensor cores for packed integers and few assignments per expert, activations f16 or bf16: see tile.cuh.
  *
- * A step is 16 rows by 64 bytes, two units of 8 rows: 64 inputs of 8 bits or 128 of 4. A lane copies 16 bytes of each unit as
- * they lie in memory, so a warp copies contiguous lines; some lanes copy the scales and offsets of the groups (see
+ * A step of a part is 16 rows by 64 bytes, two units of 8 rows: 64 inputs of 8 bits or 128 of 4. A lane copies 16 bytes of each
+ * unit as they lie in memory, so a warp copies contiguous lines; some lanes copy the scales and offsets of the groups (see
  * weight/packing.rs). The rows of a line are permuted by the index of the line, so that 8 lanes have no bank conflicts in copies
  * or reads. Integers are converted to pairs in the type of the activations (pairs.cuh), minus their zero point, exactly; the sums
  * of a group are scaled in f32. Minima are multiplied by the sums of a group's activations, which are computed as a product with
@@ -33,9 +33,9 @@ __device__ inline u32 plus(u32 pair, u32 other) {
 __device__ inline u32 twice(float x) { return narrow<X>(x).bits * 0x10001u; }
 
 struct Integers {
-    /* Bytes of the scales and offsets of a unit that a step needs. */
-    static constexpr int numbers = STEP_GROUPS * LINE;
-    static constexpr int columns = SPAN, stage = 1024 + 2 * numbers;
+    /* Bytes of the scales and offsets of a unit that a step needs, and of a part. */
+    static constexpr int numbers = STEP_GROUPS * LINE, part_bytes = 1024 + 2 * numbers;
+    static constexpr int columns = SPAN, stage = PARTS * part_bytes;
     static constexpr bool aligned = true;
 
     struct Inputs {
@@ -44,42 +44,54 @@ struct Integers {
     struct Weights {
         Vector low, high;
         SCALE number[STEP_GROUPS][2][NUMBERS];
-        __device__ Weights(const u8* stage) {
+        __device__ Weights(const u8* part) {
             const int lane = threadIdx.x % 32, at = lane % 4 * 8 + (lane / 4 ^ lane % 4 * 2);
-            low = ((const Vector*)stage)[at];
-            high = ((const Vector*)stage)[at + 32];
+            low = ((const Vector*)part)[at];
+            high = ((const Vector*)part)[at + 32];
 #pragma unroll
             for (int g = 0; g < STEP_GROUPS; ++g) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const SCALE* own = (const SCALE*)(stage + 1024 + i * numbers + g * LINE) + lane / 4 * NUMBERS;
+                    const SCALE* own = (const SCALE*)(part + 1024 + i * numbers + g * LINE) + lane / 4 * NUMBERS;
 #pragma unroll
                     for (int n = 0; n < NUMBERS; ++n) number[g][i][n] = own[n];
                 }
             }
         }
     };
-    const u8 *low, *high, *own_numbers;
+    /* What a lane copies of each part: of its lower unit, its upper unit, and the scales and offsets of one of them. */
+    struct Source { const u8 *low, *high, *numbers; };
+    Source sources[PARTS];
     int inputs;
 
-    __device__ Integers(const GroupedLinearParams& p)
-        : low(p.weight.elements), high(p.weight.elements), own_numbers(p.weight.scales), inputs((int)p.inputs) {}
+    __device__ Integers(const GroupedLinearParams& p) : sources{}, inputs((int)p.inputs) {}
     __device__ void aim(const GroupedLinearParams& p, i64 row, i64 end) {
         const int lane = threadIdx.x % 32;
-        const i64 first = row / 8, second = !GATED && (first + 1) * 8 < end ? first + 1 : first;
+        const i64 begin = row / 8;
         const Weight& other = GATED ? p.other : p.weight;
-        low = p.weight.elements + first * p.weight.row_bytes + lane * 16;
-        high = other.elements + second * other.row_bytes + lane * 16;
-        own_numbers = lane < 16 ? p.weight.scales + first * p.weight.scale_bytes + lane * 16
-                                : other.scales + second * other.scale_bytes + lane % 16 * 16;
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            /* Units behind the last are replaced by the first, and their results are discarded. */
+            i64 first = begin + (GATED ? part : 2 * part), second = GATED ? first : first + 1;
+            if (first * 8 >= end) first = begin;
+            if (second * 8 >= end) second = begin;
+            const Weight& numbered = lane < 16 ? p.weight : other;
+            sources[part] = {p.weight.elements + first * p.weight.row_bytes + lane * 16,
+                             other.elements + second * other.row_bytes + lane * 16,
+                             numbered.scales + (lane < 16 ? first : second) * numbered.scale_bytes + lane % 16 * 16};
+        }
     }
     __device__ void copy(u8* stage, int step) const {
         const int lane = threadIdx.x % 32, at = lane / 8 * 8 + (lane % 8 ^ lane / 8 * 2);
-        copy_ahead((Vector*)stage + at, low + (i64)step * 512, true);
-        copy_ahead((Vector*)stage + at + 32, high + (i64)step * 512, true);
         const i64 line = GROUP == 0 ? 0 : GROUP > SPAN ? step * SPAN / (GROUP ? GROUP : 1) : step * STEP_GROUPS;
-        if (lane % 16 * 16 < numbers) {
-            copy_ahead((Vector*)(stage + 1024 + lane / 16 * numbers) + lane % 16, own_numbers + line * LINE, true);
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part, stage += part_bytes) {
+            copy_ahead((Vector*)stage + at, sources[part].low + (i64)step * 512, true);
+            copy_ahead((Vector*)stage + at + 32, sources[part].high + (i64)step * 512, true);
+            if (lane % 16 * 16 < numbers) {
+                Vector* to = (Vector*)(stage + 1024 + lane / 16 * numbers) + lane % 16;
+                copy_ahead(to, sources[part].numbers + line * LINE, true);
+            }
         }
     }
     /* The lane's inputs for a word, four or two pairs. */
@@ -108,7 +120,8 @@ struct Integers {
             }
         }
     }
-    __device__ void add(const Weights& own, const Inputs& x, float (&sums)[TILES][4]) const {
+    __device__ void add(const u8* stage, int part, const Inputs& x, float (&sums)[TILES][4]) const {
+        const Weights own(stage + part * part_bytes);
 #pragma unroll
         for (int g = 0; g < STEP_GROUPS; ++g) {
             float scale[2], second[2] = {};

@@ -2,14 +2,15 @@
  * Tensor-core products of expert weights with few assignments (mma.m16n8k16, sm_80 and up), for weights of any format; shared by
  * dense.cu and packed.cu.
  *
- * Persistent blocks of 8 warps. A tile is 16 rows of an expert's weight by the TOKENS = 8 TILES assignments of an item: weights
- * are the 16-row operand, assignments the 8-column one. A team of SPLIT warps owns a tile; its warps take steps of the inputs in
+ * Persistent blocks of 8 warps. A tile is PARTS times 16 rows of an expert's weight by the TOKENS = 8 TILES assignments of an item:
+ * weights are the 16-row operand, assignments the 8-column one. A team of SPLIT warps owns a tile; its warps take steps of the inputs in
  * turn and add their sums in shared memory, in a fixed order. Each warp copies steps into a ring buffer of its own (cp.async), with
  * STAGES - 1 in flight at any moment, across tile and item boundaries, so that the memory pipeline does not drain while sums are
  * added.
- * Activations are gathered from the rows of their tokens, from the L2 into registers, one step ahead. Grid: (resident blocks).
+ * Activations are gathered from the rows of their tokens, from the L2 into registers, one step ahead. A warp's load of them takes
+ * as long as one of 1 KB of weights, so narrow weights have two parts, which share the activations. Grid: (resident blocks).
  *
- * With GATED the result is a gated activation of two products: the lower 8 rows of a tile belong to the gate's weight, the upper
+ * With GATED the result is a gated activation of two products: the lower 8 rows of a part belong to the gate's weight, the upper
  * 8 are the same rows of the up weight; they are combined when sums are added.
  *
  * With SUMMED there is one token, and the result is the weighted sum of the products of its slots: a tile is 16 rows of each
@@ -18,7 +19,9 @@
 #define WARPS 8
 #define TEAMS (WARPS / SPLIT)
 /* Results of a tile. */
-#define RESULTS (GATED ? 8 : 16)
+#define RESULTS (GATED ? 8 * PARTS : 16 * PARTS)
+/* Floats of a token's sums: those of all rows of a tile, and one more against bank conflicts. */
+#define TOKEN_SUMS (16 * PARTS + 1)
 /* Weights that a tile is multiplied with, one after the other. */
 #define SEGMENTS (SUMMED ? SLOTS : 1)
 
@@ -91,13 +94,13 @@ struct Turns {
 /*
  * `Product` defines how the weights of a step are copied to a stage of the ring buffer and multiplied from there: `aim` selects
  * the first row of a tile, given the end of its expert's rows; `copy` copies a step; `load` loads the lane's activations of a
- * step into `Inputs`; `add` adds the product of a stage with those.
+ * step into `Inputs`; `add` adds the product of a part of a stage with those.
  */
 template <typename Product> __device__ inline void multiply_items(const GroupedLinearParams& p) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / SPLIT, member = warp % SPLIT;
     const int inputs = (int)p.inputs, steps = (inputs + Product::columns - 1) / Product::columns;
     const int tiles = (int)((p.covered + RESULTS - 1) / RESULTS);
-    float(*partial)[WARPS][TOKENS][17] = (float(*)[WARPS][TOKENS][17])(memory + WARPS * STAGES * Product::stage);
+    float(*partial)[WARPS][TOKENS][TOKEN_SUMS] = (float(*)[WARPS][TOKENS][TOKEN_SUMS])(memory + WARPS * STAGES * Product::stage);
     u8* const ring = memory + warp * STAGES * Product::stage;
 
     const Extent::Loaded loaded = p.extent.load();
@@ -196,17 +199,17 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
                 x[tile] = assignments[tile] < 0 ? nullptr : inputs_of(p, assignments[tile]);
             }
         }
-        float sums[TILES][4] = {};
+        float sums[PARTS][TILES][4] = {};
         if (item.expert >= 0) {
             if (unit % tiles == 0) copy_rest(p, item, member * 32 + lane, SPLIT * 32, all);
             for (int segment = 0; segment < SEGMENTS; ++segment) {
 #if SUMMED
                 if (expert_at(segment) < 0) continue;
-                float before[4];
+                float before[PARTS][4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    before[i] = sums[0][i];
-                    sums[0][i] = 0.0f;
+                for (int i = 0; i < PARTS * 4; ++i) {
+                    before[i / 4][i % 4] = sums[i / 4][0][i % 4];
+                    sums[i / 4][0][i % 4] = 0.0f;
                 }
                 x[0] = lane < 4 ? inputs_of(p, segment) : nullptr;
 #endif
@@ -223,28 +226,33 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
                         await_copies<0>();
                     }
                     __syncwarp();
-                    const typename Product::Weights weights(ring + stage * Product::stage);
+                    const u8* weights = ring + stage * Product::stage;
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
                     --filled;
                     /* Refills the stage that was read one step ago. */
                     fetch();
-                    product.add(weights, here, sums);
+#pragma unroll
+                    for (int part = 0; part < PARTS; ++part) product.add(weights, part, here, sums[part]);
                 }
 #if SUMMED
                 const float own_factor = __shfl_sync(0xffffffffu, factor, segment);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sums[0][i] = before[i] + own_factor * sums[0][i];
+                for (int i = 0; i < PARTS * 4; ++i) {
+                    sums[i / 4][0][i % 4] = before[i / 4][i % 4] + own_factor * sums[i / 4][0][i % 4];
+                }
 #endif
             }
         }
-        float(*sum_of)[TOKENS][17] = partial[turn % 2] + team * SPLIT;
+        float(*sum_of)[TOKENS][TOKEN_SUMS] = partial[turn % 2] + team * SPLIT;
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            int token = tile * 8 + lane % 4 * 2;
-            sum_of[member][token][lane / 4] = sums[tile][0];
-            sum_of[member][token + 1][lane / 4] = sums[tile][1];
-            sum_of[member][token][lane / 4 + 8] = sums[tile][2];
-            sum_of[member][token + 1][lane / 4 + 8] = sums[tile][3];
+        for (int i = 0; i < PARTS * TILES; ++i) {
+            /* The rows of a part, 8 apart: with GATED, those of the gate of all parts come first. */
+            const int part = i / TILES, tile = i % TILES, token = tile * 8 + lane % 4 * 2;
+            const int low = lane / 4 + part * (GATED ? 8 : 16), high = low + (GATED ? RESULTS : 8);
+            sum_of[member][token][low] = sums[part][tile][0];
+            sum_of[member][token + 1][low] = sums[part][tile][1];
+            sum_of[member][token][high] = sums[part][tile][2];
+            sum_of[member][token + 1][high] = sums[part][tile][3];
         }
         turns.tell(turn, taken);
         /* Sums are read before the next barrier, and overwritten after it. */
@@ -277,7 +285,7 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
 #if GATED
             float up = 0.0f;
 #pragma unroll
-            for (int other = 0; other < SPLIT; ++other) up += sum_of[other][token][at + 8];
+            for (int other = 0; other < SPLIT; ++other) up += sum_of[other][token][at + RESULTS];
             sum = gated(sum, up + or_else(p.other_bias, first + output, 0.0f), p.limit, p.up_offset);
 #endif
             outputs_of(p, assignment)[output] = narrow<Y>(sum);

@@ -71,6 +71,19 @@ const UNITS: &[Unit] = &[
         "experts/tile.cuh"
     ),
     unit!(
+        "experts/packed_wgmma.cu",
+        "hopper.cuh",
+        "wgmma.cuh",
+        "copies.cuh",
+        "elementwise/function.cuh",
+        "linear/floats.cuh",
+        "linear/weight.cuh",
+        "linear/pieces.cuh",
+        "linear/pairs.cuh",
+        "experts/params.cuh",
+        "experts/items.cuh"
+    ),
+    unit!(
         "experts/tiles.cu",
         "mma.cuh",
         "matrices.cuh",

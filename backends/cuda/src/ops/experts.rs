@@ -1,5 +1,6 @@
 //! Mixture of experts: the router, the grouping of assignments, the linear layers of experts and the weighted sum.
 
+mod division;
 mod heads;
 mod linear;
 mod mixture;

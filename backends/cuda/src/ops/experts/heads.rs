@@ -2,7 +2,8 @@
 
 use super::{
     assignments,
-    linear::{Form, GroupedLinearParams, Kind, Shape},
+    division::{Form, Kind, Shape},
+    linear::GroupedLinearParams,
 };
 use crate::{
     arch::DeviceSpec,

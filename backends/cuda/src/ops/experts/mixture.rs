@@ -5,10 +5,7 @@
 //! `moe_group` is skipped if each assignment is an item. Values between launches are in scratch memory; values within a launch
 //! are not rounded.
 
-use super::{
-    linear::{self, is_direct},
-    moe_combine, moe_group, moe_route,
-};
+use super::{division::is_direct, linear, moe_combine, moe_group, moe_route};
 use crate::{
     arch::DeviceSpec,
     ops::{
