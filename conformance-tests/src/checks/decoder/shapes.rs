@@ -114,6 +114,9 @@ pub(super) struct Variant {
     /// The base of the rotary embedding of each kind; none where heads are not rotated.
     pub(super) bases: [Option<f64>; 2],
     pub(super) softcap: f32,
+    /// What scores are divided by, besides the square root of the size of a head. With norms after attention it is about how far
+    /// apart they would be otherwise: the product of the sizes of an element of a query and of a key.
+    pub(super) score_spread: f32,
     /// The factor with which the embedding is added to itself.
     pub(super) scale: Option<f32>,
     /// The activation of the gated MLP.
@@ -129,17 +132,19 @@ const PLAIN: Variant = Variant {
     windows: [0; 2],
     bases: [Some(10_000.0); 2],
     softcap: 0.0,
+    score_spread: 1.0,
     scale: None,
     function: Nonlinearity::Silu,
 };
 
-/// As Gemma 3 has them.
+/// As Gemma 3 has them. The weights of norms are about 2, offset included, and so are the elements of normalised queries and keys.
 const GEMMA: Variant = Variant {
     post_norms: true,
     head_norms: true,
     weight_offset: 1.0,
     windows: [40, 0],
     bases: [Some(10_000.0), Some(1_000_000.0)],
+    score_spread: 4.0,
     scale: Some(15.0),
     function: Nonlinearity::GeluTanh,
     ..PLAIN
@@ -153,6 +158,8 @@ pub(super) const VARIANTS: [Shape; 4] = [
         weight_offset: 0.0,
         windows: [100, 0],
         bases: [Some(10_000.0), None],
+        // The weights of norms are about 1.
+        score_spread: 1.0,
         ..GEMMA
     }),
     shape("a window", true, [2, 2, 128], [256, 384]).with(Variant { windows: [33; 2], ..PLAIN }),
@@ -163,7 +170,8 @@ pub(super) const VARIANTS: [Shape; 4] = [
 pub(super) const LARGE_HEADS: [Shape; 4] = [
     shape("two kinds of attention with heads of 256", true, [2, 2, 256], [512, 384]).with(GEMMA),
     shape("soft caps", true, [2, 1, 256], [256, 512])
-        .with(Variant { head_norms: false, softcap: 2.0, windows: [17, 0], ..GEMMA })
+        // Queries and keys are not normalised, and about 3 in size.
+        .with(Variant { head_norms: false, softcap: 1.0, score_spread: 8.0, windows: [17, 0], ..GEMMA })
         .embedding(),
     shape("groups of 16 heads of 256", true, [1, 16, 256], [128, 512]),
     shape("heads of 192 with keys of their own", false, [2, 1, 192], [384, 512]).embedding(),
