@@ -61,7 +61,12 @@ struct TileConfig {
     tiles: usize,
     at_once: usize,
     splits: usize,
+    key_size: usize,
     value_size: usize,
+    /// The minimum number of queries of a sequence, and the number from which on the prefill kernel runs (0: never).
+    fewest: usize,
+    prompt: usize,
+    mask: usize,
 }
 
 impl TileConfig {
@@ -76,8 +81,20 @@ impl TileConfig {
         if let Some(prompt) = prompt {
             tiles = tiles.min(sequences.saturating_mul((prompt - 1).div_ceil(in_tile)));
         }
-        let (kv_heads, value_size) = (kinds.kv_heads, kinds.value_size);
-        Self { heads, tokens: in_tile, group, kv_heads, tiles, at_once: tiles, splits: 1, value_size }
+        Self {
+            heads,
+            tokens: in_tile,
+            group,
+            kv_heads: kinds.kv_heads,
+            tiles,
+            at_once: tiles,
+            splits: 1,
+            key_size: kinds.key_size,
+            value_size: kinds.value_size,
+            fewest: 1,
+            prompt: prompt.unwrap_or(0),
+            mask: kinds.mask_number(),
+        }
     }
 
     fn parts(&self) -> usize {
@@ -98,9 +115,10 @@ impl TileConfig {
     }
 }
 
-/// Lanes that share a key: enough for 8 elements each, a power of two.
+/// Lanes that share a key: enough for 8 elements each, a power of two. Of smaller heads, which are rare, some are idle, so that these
+/// need no kernels of their own.
 fn lanes(size: usize) -> usize {
-    size.div_ceil(8).next_power_of_two().clamp(4, 32)
+    size.div_ceil(8).next_power_of_two().clamp(8, 32)
 }
 
 fn vectors(tensor: &TensorDesc, size: usize) -> bool {
@@ -159,18 +177,22 @@ impl Kinds {
         (self.query_heads / self.kv_heads.max(1)).max(1)
     }
 
-    /// The constants common to all kernels.
-    fn defines(&self) -> Vec<(&'static str, String)> {
-        let mask = match self.mask {
+    /// The number of the mask in kernels.
+    fn mask_number(&self) -> usize {
+        match self.mask {
             AttentionMask::Causal => 1,
             AttentionMask::Bidirectional => 2,
             AttentionMask::Explicit => 3,
-        };
+        }
+    }
+
+    /// The constants common to the kernels that are specialised for all of a call.
+    fn defines(&self) -> Vec<(&'static str, String)> {
         let switch = |name, on: bool| (name, i32::from(on).to_string());
         vec![
             ("KEY_SIZE", self.key_size.to_string()),
             ("VALUE_SIZE", self.value_size.to_string()),
-            ("MASK", mask.to_string()),
+            ("MASK", self.mask_number().to_string()),
             switch("PAGED", self.paged),
             switch("SOFTCAP", self.softcap > 0.0),
             switch("WINDOW", self.window > 0),
@@ -188,27 +210,31 @@ struct Args<'a> {
     persistent: u64,
 }
 
-fn spec(kinds: &Kinds, cut: &TileConfig, prompt: Option<usize>, singles: bool) -> Result<KernelSpec> {
+/// The general kernel. One kernel serves many sizes of heads and tiles, and masks: they are parameters.
+fn spec(kinds: &Kinds, cut: &TileConfig) -> Result<KernelSpec> {
     let (key_size, value_size) = (kinds.key_size, kinds.value_size);
     if !(1..=MAX_HEAD).contains(&key_size) || !(1..=MAX_HEAD).contains(&value_size) {
         let message =
             format!("heads have {key_size} and {value_size} elements; CUDA has kernels for 1 to {MAX_HEAD}");
         return Err(Error::unsupported(message));
     }
-    let mut defines = vec![
+    let lanes = lanes(key_size.max(value_size));
+    let pieces = |size: usize| size.div_ceil(lanes * 8);
+    let extras = kinds.mask == AttentionMask::Explicit || kinds.softcap > 0.0 || kinds.alibi;
+    let defines = [
         ("Q", type_name(kinds.query)?.to_owned()),
         ("K", type_name(kinds.cache)?.to_owned()),
-        ("LANES", lanes(key_size.max(value_size)).to_string()),
-        ("HEADS", cut.heads.to_string()),
-        ("TOKENS", cut.tokens.to_string()),
-        ("PROMPT", prompt.unwrap_or(0).to_string()),
-        ("FEWEST", (if singles { 2 } else { 1 }).to_string()),
+        ("LANES", lanes.to_string()),
+        ("KEY_PIECES", pieces(key_size).to_string()),
+        ("VALUE_PIECES", pieces(value_size).to_string()),
+        ("ROWS", (cut.heads * cut.tokens).to_string()),
         ("QUERY_VECTORS", kinds.query_vectors.to_string()),
         ("CACHE_VECTORS", kinds.cache_vectors.to_string()),
         ("SHARED_VALUES", kinds.shared_values.to_string()),
+        ("PAGED", i32::from(kinds.paged).to_string()),
+        ("EXTRAS", i32::from(extras).to_string()),
     ];
-    defines.extend(kinds.defines());
-    Ok(KernelSpec::of("attention/attention.cu", "attention", defines))
+    Ok(KernelSpec::of("attention/attention.cu", "attention", defines.to_vec()))
 }
 
 /// The grid: tiles, KV heads times tiles per head group, splits.
@@ -223,6 +249,13 @@ fn decode(cut: &TileConfig, function: &Arc<Function>, at: &Args<'_>) -> Option<L
         splits: cut.splits as i64,
         partial: at.workspace,
         counters: at.persistent,
+        heads: cut.heads as i64,
+        tile_tokens: cut.tokens as i64,
+        key_size: cut.key_size as i64,
+        value_size: cut.value_size as i64,
+        fewest: cut.fewest as i64,
+        prompt: cut.prompt as i64,
+        mask: cut.mask as i64,
     };
     LaunchOp::kernel(function, grid(cut), THREADS, &params)
 }
@@ -246,13 +279,14 @@ fn recipe(
     let any = cut.tiles > 0;
     cut.splits = splits(&cut);
     if singles.is_some() {
-        // Few sequences are left for the general kernel.
+        // Single tokens run elsewhere, so few sequences are left for the general kernel.
+        cut.fewest = 2;
         cut.at_once = (device.sm_count * RARE).div_ceil((cut.kv_heads * cut.parts()).max(1));
     }
     // The kernel of a row depends on the number of rows of its sequence, and the split of paged keys depends on the number of
     // sequences.
     let batch_invariant = prompts.is_none() && !kinds.paged;
-    let own = spec(&kinds, &cut, prompt, singles.is_some())?;
+    let own = spec(&kinds, &cut)?;
     let mut kernels: Vec<KernelSpec> = any.then_some(own).into_iter().collect();
     kernels.extend(prompts.as_ref().map(Prompts::kernel));
     kernels.extend(singles.as_ref().map(|singles| singles.spec.clone()));

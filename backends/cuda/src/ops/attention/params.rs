@@ -65,6 +65,16 @@ kernel_struct! {
         pub(super) partial: Pointer = "float*",
         /// The number of finished splits of each tile.
         pub(super) counters: Pointer = "u32*",
+        /// Query heads and queries of a tile.
+        pub(super) heads: i64 = "i64",
+        pub(super) tile_tokens: i64 = "i64",
+        pub(super) key_size: i64 = "i64",
+        pub(super) value_size: i64 = "i64",
+        /// Sequences of fewer queries, and of at least `prompt`, are left to other kernels; `prompt` may be 0 for none.
+        pub(super) fewest: i64 = "i64",
+        pub(super) prompt: i64 = "i64",
+        /// 1 causal, 2 bidirectional, 3 explicit.
+        pub(super) mask: i64 = "i64",
     }
 }
 
