@@ -183,7 +183,7 @@ struct Model {
     /* The rule of the router. */
     RouteRule rule;
 };
-static_assert(sizeof(Model) == 560, "Model as in Rust");
+static_assert(sizeof(Model) == 568, "Model as in Rust");
 static_assert(sizeof(Model::products) == 64 && alignof(decltype(Model::products)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::head_eps) == 8 && alignof(decltype(Model::head_eps)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::head_offsets) == 8 && alignof(decltype(Model::head_offsets)) == 4, "Model as in Rust");
@@ -212,4 +212,4 @@ static_assert(sizeof(Model::block_table_columns) == 8 && alignof(decltype(Model:
 static_assert(sizeof(Model::embedding) == 72 && alignof(decltype(Model::embedding)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::pacing) == 16 && alignof(decltype(Model::pacing)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::ranks) == 104 && alignof(decltype(Model::ranks)) == 8, "Model as in Rust");
-static_assert(sizeof(Model::rule) == 48 && alignof(decltype(Model::rule)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::rule) == 56 && alignof(decltype(Model::rule)) == 8, "Model as in Rust");

@@ -6,9 +6,24 @@
  * if the expert is taken or excluded. An expert is selected by two reductions over the team: of the largest key, and of the
  * lowest index that has it, so ties go to the lower index. The first warp of the team computes the weights, in the order of
  * slots.
+ *
+ * GIVEN, BY_LOGIT, GROUP_SUM and DIVISOR are constants of kernels in which every instruction counts. Others read them from their
+ * parameters, so that one kernel serves all rules.
  */
 /* Kernels without a router do not define SCORE. */
 #ifdef SCORE
+#ifndef GIVEN
+#define GIVEN (given != nullptr)
+#endif
+#ifndef BY_LOGIT
+#define BY_LOGIT rule.by_logit
+#endif
+#ifndef GROUP_SUM
+#define GROUP_SUM rule.group_sum
+#endif
+#ifndef DIVISOR
+#define DIVISOR rule.divisor
+#endif
 #define SOFTMAX 1
 #define SIGMOID 2
 #define SELECTED 3
@@ -130,98 +145,98 @@ __device__ inline void choose_experts(const RouteRule& rule, const RouterVectors
 #endif
     };
 
-#if GIVEN
-    for (int slot = team.thread; slot < slots; slot += ROUTE_TEAM) chosen[slot] = given[slot];
-    team.meet();
-#else
-#pragma unroll
-    for (int i = 0; i < EXPERTS_EACH; ++i) {
-        int expert = team.thread + i * ROUTE_TEAM;
-        key[i] = 0;
-        if (expert >= experts) continue;
-        /* Without groups and a selection bias, selection uses logits, which have the order of the scores; scores may round to
-         * equal numbers. */
-        float by = BY_LOGIT ? z[i] : score_of(z[i]) + or_else(vectors.selection_bias, expert, 0.0f);
-        key[i] = key_of(by);
-    }
-    if (groups > 1) {
+    if (GIVEN) {
+        for (int slot = team.thread; slot < slots; slot += ROUTE_TEAM) chosen[slot] = given[slot];
+        team.meet();
+    } else {
 #pragma unroll
         for (int i = 0; i < EXPERTS_EACH; ++i) {
             int expert = team.thread + i * ROUTE_TEAM;
-            if (expert < experts) keys[expert] = key[i];
+            key[i] = 0;
+            if (expert >= experts) continue;
+            /* Without groups and a selection bias, selection uses logits, which have the order of the scores; scores may round to
+             * equal numbers. */
+            float by = BY_LOGIT ? z[i] : score_of(z[i]) + or_else(vectors.selection_bias, expert, 0.0f);
+            key[i] = key_of(by);
         }
-        team.meet();
-        const int size = experts / groups;
-        auto value_of = [](u32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); };
-        for (int group = team.thread; group < groups; group += ROUTE_TEAM) {
-            u32 first = 0, second = 0;
-            for (int i = 0; i < size; ++i) {
-                u32 here = keys[group * size + i];
-                if (here > first) {
-                    second = first;
-                    first = here;
-                } else if (here > second) {
-                    second = here;
-                }
+        if (groups > 1) {
+#pragma unroll
+            for (int i = 0; i < EXPERTS_EACH; ++i) {
+                int expert = team.thread + i * ROUTE_TEAM;
+                if (expert < experts) keys[expert] = key[i];
             }
-            group_keys[group] = GROUP_SUM && second ? key_of(value_of(first) + value_of(second)) : first;
+            team.meet();
+            const int size = experts / groups;
+            auto value_of = [](u32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); };
+            for (int group = team.thread; group < groups; group += ROUTE_TEAM) {
+                u32 first = 0, second = 0;
+                for (int i = 0; i < size; ++i) {
+                    u32 here = keys[group * size + i];
+                    if (here > first) {
+                        second = first;
+                        first = here;
+                    } else if (here > second) {
+                        second = here;
+                    }
+                }
+                group_keys[group] = GROUP_SUM && second ? key_of(value_of(first) + value_of(second)) : first;
+            }
+            team.meet();
+            /* The best groups are selected one after the other and marked by 0. */
+            for (int taken = 0; taken < (int)rule.top_groups; ++taken) {
+                u32 best = 0;
+                int index = 0x7fffffff;
+                for (int group = team.thread; group < groups; group += ROUTE_TEAM) {
+                    if (group_keys[group] > best) {
+                        best = group_keys[group];
+                        index = group;
+                    }
+                }
+                u32 largest = team.largest(best);
+                index = team.lowest(best == largest ? index : 0x7fffffff);
+                if (team.thread == 0) group_keys[index] = 0;
+                team.meet();
+            }
+#pragma unroll
+            for (int i = 0; i < EXPERTS_EACH; ++i) {
+                int expert = team.thread + i * ROUTE_TEAM;
+                if (expert < experts && group_keys[expert / size]) key[i] = 0;
+            }
         }
-        team.meet();
-        /* The best groups are selected one after the other and marked by 0. */
-        for (int taken = 0; taken < (int)rule.top_groups; ++taken) {
+        for (int slot = 0; slot < slots; ++slot) {
             u32 best = 0;
             int index = 0x7fffffff;
-            for (int group = team.thread; group < groups; group += ROUTE_TEAM) {
-                if (group_keys[group] > best) {
-                    best = group_keys[group];
-                    index = group;
+#pragma unroll
+            for (int i = 0; i < EXPERTS_EACH; ++i) {
+                if (key[i] > best) {
+                    best = key[i];
+                    index = team.thread + i * ROUTE_TEAM;
                 }
             }
             u32 largest = team.largest(best);
             index = team.lowest(best == largest ? index : 0x7fffffff);
-            if (team.thread == 0) group_keys[index] = 0;
-            team.meet();
-        }
-#pragma unroll
-        for (int i = 0; i < EXPERTS_EACH; ++i) {
-            int expert = team.thread + i * ROUTE_TEAM;
-            if (expert < experts && group_keys[expert / size]) key[i] = 0;
-        }
-    }
-    for (int slot = 0; slot < slots; ++slot) {
-        u32 best = 0;
-        int index = 0x7fffffff;
-#pragma unroll
-        for (int i = 0; i < EXPERTS_EACH; ++i) {
-            if (key[i] > best) {
-                best = key[i];
-                index = team.thread + i * ROUTE_TEAM;
-            }
-        }
-        u32 largest = team.largest(best);
-        index = team.lowest(best == largest ? index : 0x7fffffff);
-        /* If no expert can be selected, the slots are filled from the first expert on. */
-        if (unsound) index = slot;
+            /* If no expert can be selected, the slots are filled from the first expert on. */
+            if (unsound) index = slot;
 #if SCORE == SPARSE_MIXER
-        float limit = logits[index], near = 0.0f;
+            float limit = logits[index], near = 0.0f;
 #pragma unroll
-        for (int i = 0; i < EXPERTS_EACH; ++i) {
-            float magnitude = z[i] < 0.0f ? -z[i] : z[i];
-            float reach = rule.threshold * (magnitude > limit ? magnitude : limit);
-            if (team.thread + i * ROUTE_TEAM == index) near += 1.0f;
-            else if (key[i] && limit - z[i] <= reach) near += z[i] == limit ? 1.0f : expf(z[i] - limit);
-        }
-        near = team.sum(near);
-        if (team.thread == 0) weights[slot] = 1.0f / near;
+            for (int i = 0; i < EXPERTS_EACH; ++i) {
+                float magnitude = z[i] < 0.0f ? -z[i] : z[i];
+                float reach = rule.threshold * (magnitude > limit ? magnitude : limit);
+                if (team.thread + i * ROUTE_TEAM == index) near += 1.0f;
+                else if (key[i] && limit - z[i] <= reach) near += z[i] == limit ? 1.0f : expf(z[i] - limit);
+            }
+            near = team.sum(near);
+            if (team.thread == 0) weights[slot] = 1.0f / near;
 #endif
 #pragma unroll
-        for (int i = 0; i < EXPERTS_EACH; ++i) {
-            if (team.thread + i * ROUTE_TEAM == index) key[i] = 0;
+            for (int i = 0; i < EXPERTS_EACH; ++i) {
+                if (team.thread + i * ROUTE_TEAM == index) key[i] = 0;
+            }
+            if (team.thread == 0) chosen[slot] = index;
         }
-        if (team.thread == 0) chosen[slot] = index;
+        team.meet();
     }
-    team.meet();
-#endif
     /* Weights, by the first warp. Slots that are skipped, or have no valid expert, have the weight 0. */
     if (team.thread < 32) {
         auto known = [&](int expert) { return expert >= 0 && expert < experts; };
@@ -250,9 +265,9 @@ __device__ inline void choose_experts(const RouteRule& rule, const RouterVectors
             weights[slot] = weight;
         }
         __syncwarp();
-#if DIVISOR
-        for (int slot = 0; slot < slots; ++slot) sum += weights[slot];
-#endif
+        if (DIVISOR) {
+            for (int slot = 0; slot < slots; ++slot) sum += weights[slot];
+        }
         __syncwarp();
         float divisor = DIVISOR == 1 ? sum + rule.eps : DIVISOR == 2 ? (sum < rule.eps ? rule.eps : sum) : 1.0f;
         for (int slot = team.thread; slot < slots; slot += 32) {

@@ -11,11 +11,13 @@ extern __shared__ __align__(16) u32 memory[];
 
 extern "C" __global__ void __launch_bounds__(ROUTE_TEAM * TEAMS) moe_route(const __grid_constant__ MoeRouteParams p) {
     launch_dependents_and_wait();
-    const Choice choice(p.rule, memory + threadIdx.x / ROUTE_TEAM * CHOICE_WORDS);
-    const Team team = {(int)threadIdx.x % ROUTE_TEAM, memory + TEAMS * CHOICE_WORDS};
+    /* Words of shared memory of a team. */
+    const int words = (int)(2 * p.rule.experts + 2 * p.rule.slots + p.rule.groups);
+    const Choice choice(p.rule, memory + threadIdx.x / ROUTE_TEAM * words);
+    const Team team = {(int)threadIdx.x % ROUTE_TEAM, memory + TEAMS * words};
     i64 rows = p.extent.count();
     for (i64 row = (i64)blockIdx.x * TEAMS + threadIdx.x / ROUTE_TEAM; row < rows; row += (i64)gridDim.x * TEAMS) {
-        const int* given = GIVEN ? p.ids.row(row) : nullptr;
+        const int* given = p.ids.first ? p.ids.row(row) : nullptr;
         choose_experts(p.rule, p.vectors, team, choice, given, [&](int expert) { return widen(p.logits.row(row)[expert]); });
         for (int slot = team.thread; slot < (int)p.rule.slots && team.thread < 32; slot += 32) {
             p.experts.row(row)[slot] = choice.chosen[slot];

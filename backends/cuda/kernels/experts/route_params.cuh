@@ -14,11 +14,11 @@ struct MoeRouteParams {
     Matrix<float> weights;
     RouteRule rule;
 };
-static_assert(sizeof(MoeRouteParams) == 208, "MoeRouteParams as in Rust");
+static_assert(sizeof(MoeRouteParams) == 216, "MoeRouteParams as in Rust");
 static_assert(sizeof(MoeRouteParams::extent) == 72 && alignof(decltype(MoeRouteParams::extent)) == 8, "MoeRouteParams as in Rust");
 static_assert(sizeof(MoeRouteParams::logits) == 16 && alignof(decltype(MoeRouteParams::logits)) == 8, "MoeRouteParams as in Rust");
 static_assert(sizeof(MoeRouteParams::vectors) == 24 && alignof(decltype(MoeRouteParams::vectors)) == 8, "MoeRouteParams as in Rust");
 static_assert(sizeof(MoeRouteParams::ids) == 16 && alignof(decltype(MoeRouteParams::ids)) == 8, "MoeRouteParams as in Rust");
 static_assert(sizeof(MoeRouteParams::experts) == 16 && alignof(decltype(MoeRouteParams::experts)) == 8, "MoeRouteParams as in Rust");
 static_assert(sizeof(MoeRouteParams::weights) == 16 && alignof(decltype(MoeRouteParams::weights)) == 8, "MoeRouteParams as in Rust");
-static_assert(sizeof(MoeRouteParams::rule) == 48 && alignof(decltype(MoeRouteParams::rule)) == 8, "MoeRouteParams as in Rust");
+static_assert(sizeof(MoeRouteParams::rule) == 56 && alignof(decltype(MoeRouteParams::rule)) == 8, "MoeRouteParams as in Rust");

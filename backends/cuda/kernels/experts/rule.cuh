@@ -13,9 +13,14 @@ struct RouteRule {
     float eps;
     float scale;
     float threshold;
-    float unused;
+    /* What weights are divided by: 0 nothing, 1 their sum plus `eps`, 2 their sum or `eps` if that is larger. */
+    int divisor;
+    /* Whether the score of a group is the sum of its best two experts, instead of the best. */
+    int group_sum;
+    /* Whether experts are selected by logits, which have the order of the scores. */
+    int by_logit;
 };
-static_assert(sizeof(RouteRule) == 48, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule) == 56, "RouteRule as in Rust");
 static_assert(sizeof(RouteRule::experts) == 8 && alignof(decltype(RouteRule::experts)) == 8, "RouteRule as in Rust");
 static_assert(sizeof(RouteRule::slots) == 8 && alignof(decltype(RouteRule::slots)) == 8, "RouteRule as in Rust");
 static_assert(sizeof(RouteRule::groups) == 8 && alignof(decltype(RouteRule::groups)) == 8, "RouteRule as in Rust");
@@ -23,7 +28,9 @@ static_assert(sizeof(RouteRule::top_groups) == 8 && alignof(decltype(RouteRule::
 static_assert(sizeof(RouteRule::eps) == 4 && alignof(decltype(RouteRule::eps)) == 4, "RouteRule as in Rust");
 static_assert(sizeof(RouteRule::scale) == 4 && alignof(decltype(RouteRule::scale)) == 4, "RouteRule as in Rust");
 static_assert(sizeof(RouteRule::threshold) == 4 && alignof(decltype(RouteRule::threshold)) == 4, "RouteRule as in Rust");
-static_assert(sizeof(RouteRule::unused) == 4 && alignof(decltype(RouteRule::unused)) == 4, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule::divisor) == 4 && alignof(decltype(RouteRule::divisor)) == 4, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule::group_sum) == 4 && alignof(decltype(RouteRule::group_sum)) == 4, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule::by_logit) == 4 && alignof(decltype(RouteRule::by_logit)) == 4, "RouteRule as in Rust");
 
 /* Per expert: the bias added to logits, the selection bias added to scores, and the factors of the weights; may be null. */
 struct RouterVectors {

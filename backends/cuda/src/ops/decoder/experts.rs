@@ -133,6 +133,9 @@ impl Choice {
             )));
         };
         let (chosen, rounded) = (experts.route.top_k as usize, experts.logits != DType::F32);
-        Ok((Self { count: experts.count, chosen, rounded, words: kernel.words }, kernel.constants))
+        Ok((
+            Self { count: experts.count, chosen, rounded, words: kernel.words },
+            [kernel.constants, kernel.of_rule].concat(),
+        ))
     }
 }

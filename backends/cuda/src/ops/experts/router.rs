@@ -36,7 +36,12 @@ kernel_struct! {
         eps: f32 = "float",
         scale: f32 = "float",
         threshold: f32 = "float",
-        unused: f32 = "float",
+        /// What weights are divided by: 0 nothing, 1 their sum plus `eps`, 2 their sum or `eps` if that is larger.
+        divisor: i32 = "int",
+        /// Whether the score of a group is the sum of its best two experts, instead of the best.
+        group_sum: i32 = "int",
+        /// Whether experts are selected by logits, which have the order of the scores.
+        by_logit: i32 = "int",
     }
 }
 
@@ -72,8 +77,10 @@ pub(super) fn params_headers() -> [(String, String); 2] {
 
 /// The configuration of a kernel with a router: `experts/choose.cuh`.
 pub(in crate::ops) struct RouterKernel {
-    /// The constants of the kernel.
+    /// The constants of every kernel with a router.
     pub(in crate::ops) constants: Vec<(&'static str, String)>,
+    /// The constants that kernels may leave to their parameters.
+    pub(in crate::ops) of_rule: Vec<(&'static str, String)>,
     pub(in crate::ops) rule: RouteRule,
     /// Words of shared memory for a token.
     pub(in crate::ops) words: usize,
@@ -99,14 +106,17 @@ impl RouterKernel {
             RouterNorm::Sum => 1,
             RouterNorm::ClampedSum => 2,
         };
+        let by_logit = i32::from(groups == 1 && !selection_bias);
+        let group_sum = i32::from(op.group_score == GroupScore::TopTwoSum);
         let constants = [
             ("ROUTE_TEAM", team),
-            ("CHOICE_WORDS", words),
             ("EXPERTS_EACH", experts.div_ceil(team).max(1)),
             ("SCORE", op.score as usize),
-            ("GIVEN", usize::from(given)),
-            ("BY_LOGIT", usize::from(groups == 1 && !selection_bias)),
-            ("GROUP_SUM", usize::from(op.group_score == GroupScore::TopTwoSum)),
+        ];
+        let of_rule = [
+            ("GIVEN", i32::from(given)),
+            ("BY_LOGIT", by_logit),
+            ("GROUP_SUM", group_sum),
             ("DIVISOR", divisor),
         ];
         let rule = RouteRule {
@@ -117,10 +127,13 @@ impl RouterKernel {
             eps: op.eps,
             scale: op.scale,
             threshold: op.threshold,
-            unused: 0.0,
+            divisor,
+            group_sum,
+            by_logit,
         };
         let constants = constants.map(|(name, value)| (name, value.to_string())).to_vec();
-        (experts <= MAX_EXPERTS).then_some(Self { constants, rule, words, team })
+        let of_rule = of_rule.map(|(name, value)| (name, value.to_string())).to_vec();
+        (experts <= MAX_EXPERTS).then_some(Self { constants, of_rule, rule, words, team })
     }
 
     /// Whether one warp owns a token.
@@ -132,7 +145,7 @@ impl RouterKernel {
 pub(in crate::ops) fn moe_route(op: &MoeRoute, call: &CallDesc) -> Result<KernelPlan> {
     let experts = operand(call, 0)?.shape[1];
     let router = RouterKernel::new(op, experts, call.tensor(2).is_some(), call.tensor(4).is_some());
-    let Some(RouterKernel { mut constants, rule, words, team }) = router else {
+    let Some(RouterKernel { mut constants, rule, words, team, .. }) = router else {
         let message = format!("CUDA routes among at most {MAX_EXPERTS} experts, not {experts}");
         return Err(Error::unsupported(message).at("logits").field("shape[1]"));
     };
