@@ -11,6 +11,13 @@
  * The tables are untrusted: indices are clamped to them, and an assignment is used only if `experts` confirms that it belongs to
  * the expert. So each slot is written only by blocks that compute the same value, or not at all.
  */
+/* Kernels that need not be fast do not define these: one kernel serves all sizes. */
+#ifndef SLOTS
+#define SLOTS ((int)p.slots)
+#define PER_SLOT p.per_slot
+#define REST ((int)p.rest)
+#endif
+
 struct Item {
     /* The expert's index on this device; negative if there is none. */
     int expert;
@@ -23,20 +30,20 @@ struct Cursor { int base, before; };
 
 #if HEADS
 /* The number of a head's items. */
-__device__ inline int items_of_head(int all) { return (all / SLOTS + TOKENS - 1) / TOKENS; }
+__device__ inline int items_of_head(const GroupedLinearParams& p, int all) { return (all / SLOTS + TOKENS - 1) / TOKENS; }
 
 /* The number of items of a step with `all` assignments. */
-__device__ inline int count_items(const GroupedLinearParams&, int all) { return SLOTS * items_of_head(all); }
+__device__ inline int count_items(const GroupedLinearParams& p, int all) { return SLOTS * items_of_head(p, all); }
 
 /* Item `number` of a step with `all` assignments. The items of a head are consecutive. */
 __device__ inline Item find_item(const GroupedLinearParams& p, Cursor&, int number, int all) {
     if (number >= count_items(p, all)) return {-1, 0, 0};
-    const int head = number / items_of_head(all), begin = number % items_of_head(all) * TOKENS, left = all / SLOTS - begin;
+    const int items = items_of_head(p, all), head = number / items, begin = number % items * TOKENS, left = all / SLOTS - begin;
     return {head, begin, left < TOKENS ? left : TOKENS};
 }
 
 /* Assignment `i` of an item, or -1 if the item has fewer. */
-__device__ inline int assignment_of(const GroupedLinearParams&, const Item& item, int i, int) {
+__device__ inline int assignment_of(const GroupedLinearParams& p, const Item& item, int i, int) {
     return i < item.count ? (item.begin + i) * SLOTS + item.expert : -1;
 }
 #else
@@ -138,10 +145,11 @@ __device__ inline Y* outputs_of(const GroupedLinearParams& p, int assignment) {
 /* Copies the REST elements of each row from the end of its inputs to the end of its outputs. All threads of the block call this: `thread` is
  * the index of the caller, `threads` their number. */
 __device__ inline void copy_rest(const GroupedLinearParams& p, const Item& item, int thread, int threads, int all) {
-#if REST
-    for (int i = thread; i < item.count * REST; i += threads) {
-        const int assignment = assignment_of(p, item, i / REST, all), at = i % REST;
+    const int rest = REST;
+    if (rest == 0) return;
+#pragma unroll 1
+    for (int i = thread; i < item.count * rest; i += threads) {
+        const int assignment = assignment_of(p, item, i / rest, all), at = i % rest;
         outputs_of(p, assignment)[p.outputs + at] = convert<Y>(inputs_of(p, assignment)[p.inputs + at]);
     }
-#endif
 }

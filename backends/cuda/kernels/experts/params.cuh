@@ -28,6 +28,12 @@ struct GroupedLinearParams {
     /* Experts of the device, and the index of the first. */
     i64 count;
     i64 first_expert;
+    /* Assignments of a token. */
+    i64 slots;
+    /* Elements behind the inputs and the outputs of a slot. */
+    i64 rest;
+    /* Whether each slot has its own inputs. */
+    i64 per_slot;
     /* The maximum number of items. */
     i64 items;
     /* A counter of the units of work that are taken; 0 between launches. Only on tensor cores, with few assignments per expert. */
@@ -37,7 +43,7 @@ struct GroupedLinearParams {
     /* Added to up. */
     float up_offset;
 };
-static_assert(sizeof(GroupedLinearParams) == 304, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams) == 328, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::extent) == 72 && alignof(decltype(GroupedLinearParams::extent)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::x) == 16 && alignof(decltype(GroupedLinearParams::x)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::weight) == 32 && alignof(decltype(GroupedLinearParams::weight)) == 8, "GroupedLinearParams as in Rust");
@@ -54,6 +60,9 @@ static_assert(sizeof(GroupedLinearParams::outputs) == 8 && alignof(decltype(Grou
 static_assert(sizeof(GroupedLinearParams::covered) == 8 && alignof(decltype(GroupedLinearParams::covered)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::count) == 8 && alignof(decltype(GroupedLinearParams::count)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::first_expert) == 8 && alignof(decltype(GroupedLinearParams::first_expert)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::slots) == 8 && alignof(decltype(GroupedLinearParams::slots)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::rest) == 8 && alignof(decltype(GroupedLinearParams::rest)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::per_slot) == 8 && alignof(decltype(GroupedLinearParams::per_slot)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::items) == 8 && alignof(decltype(GroupedLinearParams::items)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::taken) == 8 && alignof(decltype(GroupedLinearParams::taken)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::limit) == 4 && alignof(decltype(GroupedLinearParams::limit)) == 4, "GroupedLinearParams as in Rust");

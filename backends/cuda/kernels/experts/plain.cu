@@ -37,12 +37,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) grouped_linear_plain(co
         const bool own = row >= first && row < first + p.outputs;
         /* Rows of other experts, and rows past the last, are not computed. */
         const i64 read = own ? row : first;
+        /* Assignments that are missing are computed from the first token, and dropped. */
         const X* x[TOKENS];
+        bool real[TOKENS];
         float sum[TOKENS] = {};
 #pragma unroll
         for (int t = 0; t < TOKENS; ++t) {
             int assignment = assignment_of(p, item, t, all);
-            x[t] = assignment < 0 ? nullptr : inputs_of(p, assignment);
+            real[t] = assignment >= 0;
+            x[t] = inputs_of(p, real[t] ? assignment : 0);
         }
 #if FORMAT >= FORMAT_PACKED
         const u8* from = p.weight.elements + read / 8 * p.weight.row_bytes + part * 128 + read % 8 * 16;
@@ -62,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) grouped_linear_plain(co
                     float w = Weight::scaled(stored, scale, second);
 #pragma unroll
                     for (int t = 0; t < TOKENS; ++t) {
-                        if (x[t] && column + i < inputs) sum[t] += widen(x[t][column + i]) * w;
+                        if (column + i < inputs) sum[t] += widen(x[t][column + i]) * w;
                     }
                 }
             }
@@ -74,7 +77,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) grouped_linear_plain(co
             Vector v = load_stream(from);
 #pragma unroll
             for (int t = 0; t < TOKENS; ++t) {
-                if (!x[t]) continue;
                 float own_x[WIDTH];
                 load_x(x[t] + column, inputs - column, own_x);
 #pragma unroll
@@ -86,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) grouped_linear_plain(co
         for (int t = 0; t < TOKENS; ++t) {
             sum[t] += __shfl_xor_sync(0xffffffffu, sum[t], 1);
             sum[t] += __shfl_xor_sync(0xffffffffu, sum[t], 2);
-            if (part != 0 || !own || !x[t]) continue;
+            if (part != 0 || !own || !real[t]) continue;
             int assignment = assignment_of(p, item, t, all);
             outputs_of(p, assignment)[row - first] = narrow<Y>(sum[t] + or_else(p.bias, row, 0.0f));
         }

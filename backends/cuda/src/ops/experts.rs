@@ -4,6 +4,7 @@ mod division;
 mod heads;
 mod linear;
 mod mixture;
+mod params;
 mod router;
 
 use crate::{
@@ -69,7 +70,7 @@ pub(super) fn params_headers() -> Vec<(String, String)> {
     vec![
         params_header("experts/group", &[declaration::<MoeGroupParams>()]),
         params_header("experts/combine", &[declaration::<MoeCombineParams>()]),
-        linear::params_header(),
+        params::params_header(),
     ]
     .into_iter()
     .chain(router::params_headers())

@@ -304,26 +304,33 @@ impl Shape {
         let vectors = [self.x_stride, self.inputs, self.rest.unwrap_or(0)]
             .iter()
             .all(|size| size.is_multiple_of(vector));
-        let defines: [(_, &dyn Display); 16] = [
+        let common: [(_, &dyn Display); 8] = [
             ("X", &type_name(self.x)?),
             ("Y", &type_name(y)?),
             ("BIAS", &type_name(bias)?),
             ("FORMAT", &format_name(self.format)?),
-            ("SLOTS", &self.slots),
-            ("PER_SLOT", &i32::from(per_slot)),
             ("DIRECT", &i32::from(self.is_direct())),
             ("HEADS", &i32::from(self.rest.is_some())),
-            ("REST", &self.rest.unwrap_or(0)),
             ("TOKENS", &division.rows),
-            ("HALF", &i32::from(self.x == DType::F16)),
             ("X_VECTORS", &i32::from(vectors)),
+        ];
+        let mut spec =
+            KernelSpec::new(division.unit, division.entry, common).with_shared(division.shared(self));
+        if division.kind == Kind::Plain {
+            // The rest are parameters.
+            return Ok(spec);
+        }
+        let own: [(_, &dyn Display); 8] = [
+            ("SLOTS", &self.slots),
+            ("PER_SLOT", &i32::from(per_slot)),
+            ("REST", &self.rest.unwrap_or(0)),
+            ("HALF", &i32::from(self.x == DType::F16)),
             ("WHOLE", &i32::from(self.inputs.is_multiple_of(self.step()))),
             ("GATED", &i32::from(gate.is_some())),
             ("SUMMED", &i32::from(matches!(form, Form::Summed))),
             ("FUNCTION", &(gate.map_or(Nonlinearity::Relu, |gate| gate.function) as u32)),
         ];
-        let mut spec =
-            KernelSpec::new(division.unit, division.entry, defines).with_shared(division.shared(self));
+        spec.defines.extend(own.map(|(name, value)| (name, value.to_string())));
         spec.defines.extend(division.defines(self));
         Ok(spec)
     }

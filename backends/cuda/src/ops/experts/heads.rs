@@ -3,7 +3,7 @@
 use super::{
     assignments,
     division::{Form, Kind, Shape},
-    linear::GroupedLinearParams,
+    params::GroupedLinearParams,
 };
 use crate::{
     arch::DeviceSpec,
@@ -14,7 +14,7 @@ use crate::{
         result, weight_type,
     },
 };
-use dsrun_core::{DType, Result, kernels::CallDesc, op::HeadLinear};
+use dsrun_core::{Result, kernels::CallDesc, op::HeadLinear};
 
 pub(in crate::ops) fn head_linear(
     op: &HeadLinear,
@@ -25,6 +25,7 @@ pub(in crate::ops) fn head_linear(
     let (heads, rows) = ((op.heads as usize).max(1), x.shape[0]);
     assignments(rows, heads)?;
     let (inputs, outputs) = (weight.columns(), weight.rows() / heads);
+    let rest = (x.shape[1] / heads).saturating_sub(inputs);
     let shape = Shape {
         rows,
         slots: heads,
@@ -34,10 +35,10 @@ pub(in crate::ops) fn head_linear(
         x: x.dtype,
         format: weight.format,
         x_stride: x.strides[0],
-        rest: Some((x.shape[1] / heads).saturating_sub(inputs)),
+        rest: Some(rest),
     };
     let division = shape.division(Form::Plain, device);
-    let spec = shape.spec(&division, Form::Plain, [y.dtype, DType::F32], true)?;
+    let spec = shape.spec(&division, Form::Plain, [y.dtype, x.dtype], true)?;
     let (items, covered) = (shape.items(division.rows), shape.covered_outputs());
     // The first tile of a head copies its rest, even if there are no outputs.
     let grid = division.grid(items, covered.max(1), device);
@@ -54,6 +55,9 @@ pub(in crate::ops) fn head_linear(
             outputs: outputs as i64,
             covered: covered as i64,
             count: heads as i64,
+            slots: heads as i64,
+            rest: rest as i64,
+            per_slot: 1,
             items: items as i64,
             taken: frame.persistent,
             ..GroupedLinearParams::default()
@@ -66,7 +70,7 @@ pub(in crate::ops) fn head_linear(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dsrun_core::WeightFormat;
+    use dsrun_core::{DType, WeightFormat};
     use rstest::rstest;
 
     #[rstest]

@@ -8,13 +8,11 @@ use super::{
     GROUP_THREADS, MoeGroupParams, assignments,
     division::{Form, Kind, Shape},
     group_spec,
+    params::GroupedLinearParams,
 };
 use crate::{
     arch::DeviceSpec,
-    driver::{
-        kernel_struct::{Pointer, declaration, header, kernel_struct},
-        launch::{LaunchOp, MAX_GRID},
-    },
+    driver::launch::{LaunchOp, MAX_GRID},
     ops::{
         KernelPlan,
         frame::Frame,
@@ -24,56 +22,10 @@ use crate::{
     },
 };
 use dsrun_core::{
-    DType, Error, Result,
+    Error, Result,
     kernels::CallDesc,
     op::{GatedActivation, GroupedLinear},
 };
-
-kernel_struct! {
-    /// Parameters of the kernels for linear layers of experts.
-    pub(super) struct GroupedLinearParams {
-        pub(super) extent: ExtentParams = "Extent",
-        pub(super) x: MatrixParams = "Matrix<const X>",
-        pub(super) weight: WeightParams = "Weight",
-        pub(super) experts: MatrixParams = "Matrix<const int>",
-        /// The bias of the weight's rows; may be null.
-        pub(super) bias: Pointer = "const BIAS*",
-        /// The weight and the bias of the up projection; absent without a gate.
-        pub(super) other: WeightParams = "Weight",
-        pub(super) other_bias: Pointer = "const BIAS*",
-        /// The weights of slots whose products are summed; absent otherwise.
-        pub(super) factors: MatrixParams = "Matrix<const float>",
-        /// The tables of `moe_group`; absent if each assignment is an item.
-        pub(super) order: MatrixParams = "Matrix<const int>",
-        pub(super) starts: Pointer = "const int*",
-        pub(super) y: MatrixParams = "Matrix<Y>",
-        /// Inputs and outputs of an expert.
-        pub(super) inputs: i64 = "i64",
-        pub(super) outputs: i64 = "i64",
-        /// Outputs, including those of neighbouring experts in the same units of packed rows.
-        pub(super) covered: i64 = "i64",
-        /// Experts of the device, and the index of the first.
-        pub(super) count: i64 = "i64",
-        pub(super) first_expert: i64 = "i64",
-        /// The maximum number of items.
-        pub(super) items: i64 = "i64",
-        /// A counter of the units of work that are taken; 0 between launches. Only on tensor cores, with few assignments per expert.
-        pub(super) taken: Pointer = "u32*",
-        /// The upper limit of the gate and of the magnitude of up; 0 for none.
-        pub(super) limit: f32 = "float",
-        /// Added to up.
-        pub(super) up_offset: f32 = "float",
-    }
-}
-
-/// The generated header of the kernels' parameters.
-pub(super) fn params_header() -> (String, String) {
-    let text = header(
-        "Parameters of the kernels for linear layers of experts.",
-        &[declaration::<GroupedLinearParams>()],
-    );
-    ("experts/params.cuh".to_owned(), text)
-}
 
 pub(in crate::ops) fn grouped_linear(
     op: &GroupedLinear,
@@ -140,7 +92,8 @@ fn product(
     let summed = matches!(form, Form::Summed);
     let (division, direct) = (shape.division(form, device), shape.is_direct());
     let items = if summed { 1 } else { shape.items(division.rows) };
-    let bias = call.tensor(3).or_else(|| call.tensor(7)).map_or(DType::F32, |bias| bias.dtype);
+    // Without a bias any type will do: that which biases mostly have, so that one kernel serves both.
+    let bias = call.tensor(3).or_else(|| call.tensor(7)).map_or(x.dtype, |bias| bias.dtype);
     let spec = shape.spec(&division, form, [y.dtype, bias], per_slot)?;
     let grouped = direct || call.tensor(4).is_some();
     let kernels = [spec].into_iter().chain((!grouped).then(|| group_spec(slots))).collect();
@@ -197,6 +150,9 @@ fn product(
                 covered: covered as i64,
                 count: i64::from(op.count),
                 first_expert: i64::from(op.first_expert),
+                slots: slots as i64,
+                rest: 0,
+                per_slot: i64::from(per_slot),
                 items: items as i64,
                 taken: frame.persistent,
                 limit: gate.map_or(0.0, |gate| gate.limit),
