@@ -89,17 +89,19 @@ __device__ inline float sum_of_row(float x, float* scratch) {
  * `Whole`, `put` is called up to a multiple of 32 vectors; vectors before the first or past the last have `real` false. Rows past
  * the extent are read too, because their memory exists, and their results are discarded; so no read has to wait for the extent.
  *
+ * Of rows past `last`, which do not exist, row `last` is read instead, and their results are discarded.
+ *
  * `meanwhile` is called once, after the first loads were issued, so that its own memory requests do not delay them.
  */
 template <bool Whole, typename Put, typename Meanwhile>
-__device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 count, const Norm& norm, float* scratch,
+__device__ inline void stage(const X* x, i64 x_row, int last, i64 inputs, i64 begin, i64 count, const Norm& norm, float* scratch,
                              const Put& put, const Meanwhile& meanwhile) {
     const int eights = (int)(count / 8);
     [[maybe_unused]] const int whole = (eights + 31) / 32 * 32;
 #if NORM
     const int lanes = 32 * ROW_WARPS, token = threadIdx.x / lanes, first = threadIdx.x % lanes;
     const bool mine = token < TOKENS;
-    const X* row = x + token * x_row;
+    const X* row = x + (token < last ? token : last) * x_row;
     float mean = 0.0f, rest = 0.0f, squares = 0.0f, sum = 0.0f, left = 0.0f;
     auto add_up = [&](const Vector& v) {
         float values[8];
@@ -207,7 +209,7 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
         for (int i = 0; i < 4; ++i) {
             int item = first + i * BLOCK, token = item / whole, at = item % whole;
             v[i] = Vector{};
-            if (item < items && at < eights) v[i] = load_vector(x + token * x_row + begin + at * 8);
+            if (item < items && at < eights) v[i] = load_vector(x + (token < last ? token : last) * x_row + begin + at * 8);
         }
         if (!begun) meanwhile();
         begun = true;

@@ -137,7 +137,7 @@ struct Product {
 
     /* Reads activations, inputs `begin` to `begin + count`, padded with zeros to the end of a k tile. */
     template <typename Meanwhile>
-    __device__ void prepare(const X* x, i64 x_row, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch,
+    __device__ void prepare(const X* x, i64 x_row, int last, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch,
                             const Meanwhile& meanwhile) {
 #if DIGITS == 1
         meanwhile();
@@ -148,10 +148,10 @@ struct Product {
 #pragma unroll 4
         for (int item = threadIdx.x; item < TOKENS * vectors; item += BLOCK) {
             int token = item / vectors, at = item % vectors;
-            *(Vector*)(activations + token * X_PITCH + at * 16) = load_vector(x + token * x_row + begin + at * 16);
+            *(Vector*)(activations + token * X_PITCH + at * 16) = load_vector(x + (token < last ? token : last) * x_row + begin + at * 16);
         }
 #else
-        stage<true>(x, x_row, inputs, begin, count, norm, scratch, Digits{activations, scales, sums, pieces * (PIECE / 8)}, meanwhile);
+        stage<true>(x, x_row, last, inputs, begin, count, norm, scratch, Digits{activations, scales, sums, pieces * (PIECE / 8)}, meanwhile);
 #endif
         __syncthreads();
 #if NEEDS_SUMS && GROUP == 0

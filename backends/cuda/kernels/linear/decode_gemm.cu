@@ -120,7 +120,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BLOCK, 1) decode_gemm(Ext
     Ready ready = {};
     if (finishes && first < tiles) ready = get_ready(e, rows_of(e, first), pair, item / 8);
 #endif
-    stage<false>(x, x_row, inputs, begin, count, norm, row_sums, [&](int token, int at, bool real, const Vector& eight) {
+    stage<false>(x, x_row, TOKENS - 1, inputs, begin, count, norm, row_sums, [&](int token, int at, bool real, const Vector& eight) {
         if (real) *(Vector*)(activations + token * X_PITCH + at * 16) = eight;
     }, [] {});
     i64 tokens = extent.count(loaded);

@@ -34,9 +34,9 @@ struct Product {
 
     /* Reads activations, inputs `begin` to `begin + count`, padded with zeros to the end of a k tile. */
     template <typename Meanwhile>
-    __device__ void prepare(const X* x, i64 x_row, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch,
+    __device__ void prepare(const X* x, i64 x_row, int last, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch,
                             const Meanwhile& meanwhile) {
-        stage<true>(x, x_row, inputs, begin, count, norm, scratch, [&](int token, int at, bool real, const Vector& eight) {
+        stage<true>(x, x_row, last, inputs, begin, count, norm, scratch, [&](int token, int at, bool real, const Vector& eight) {
             if (at < 0 || at >= pieces * (PIECE / 8)) return;
             *(Vector*)(activations + token * X_PITCH + at * 16) = real ? eight : Vector{};
         }, meanwhile);

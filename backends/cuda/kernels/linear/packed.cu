@@ -2,6 +2,8 @@
  * Products of a few rows with packed integers of 4 or 8 bits, with the preceding norm and the epilogue, sm_80 and up: y =
  * f(norm(x) W^T + b) for activations of f16 or bf16, and with DIGITS 1 y = f((x W^T) * scale of the row + b) for signed bytes.
  *
+ * TOKENS is the number of tokens, rounded up to 8 or 16 if there are more than 4: `rows` is their number.
+ *
  * The structure is that of decode_gemm.cu: a tile is 16 outputs by all tokens, blocks are persistent, teams of SPLIT warps take
  * tiles in turn, and the warps of a team take k tiles in turn; sums are added in shared memory, and with SLICES > 1 the slices of
  * a tile are added from scratch memory, where no block waits for another. The difference is the weights. A step is 16 rows by 64
@@ -69,7 +71,7 @@ __device__ inline void await(u64& barrier, u32 phase) {
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64 first_row, i64 tile_count, i64 inputs, const X* x, i64 x_row,
+extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64 first_row, i64 rows, i64 tile_count, i64 inputs, const X* x, i64 x_row,
                                                               const float* x_scales, Packed weight, i64 immutable, Norm norm,
                                                               Sum* scratch, u32* counters, EpilogueParams e) {
 #if __CUDA_ARCH__ >= 800
@@ -170,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
 #endif
         return own;
     };
-    product.prepare(x, x_row, inputs, begin, count, pieces, norm, row_sums, [&]() {
+    product.prepare(x, x_row, (int)rows - 1, inputs, begin, count, pieces, norm, row_sums, [&]() {
 #pragma unroll 1
         for (int i = EARLY; i < STAGES - 1; ++i) fetch();
     });

@@ -26,6 +26,10 @@ use std::fmt::Display;
 
 /// The maximum number of rows of a launch.
 const ROWS: usize = 16;
+/// Up to this number of rows, a kernel has exactly as many.
+const EXACT_ROWS: usize = 4;
+/// Rows of a tensor core tile.
+const TILE_ROWS: usize = 8;
 /// The maximum number of rows whose activations are split into three bytes each. Measured on an H200.
 const SPLIT_ROWS: usize = 4;
 /// The same for small groups, where scaling the sums would cost more than converting the integers.
@@ -56,6 +60,7 @@ const END_OF_SLICE: usize = 2;
 /// A product of up to [`ROWS`] rows.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
+    /// Rows, [rounded up](kernel_rows).
     rows: usize,
     inputs: usize,
     tiles: usize,
@@ -79,6 +84,11 @@ struct TileConfig {
     warps: usize,
     /// Warps that share a tile: a team.
     split: usize,
+}
+
+/// Rows of the kernel for `rows` rows: whole tensor core tiles, unless there are so few that every row counts.
+fn kernel_rows(rows: usize) -> usize {
+    if rows <= EXACT_ROWS { rows } else { rows.next_multiple_of(TILE_ROWS) }
 }
 
 impl Shape {
@@ -203,7 +213,7 @@ fn row_tiles(problem: &Problem<'_>, device: &DeviceSpec) -> Option<Vec<(Shape, T
     let firsts = (0..problem.rows()).step_by(ROWS);
     firsts
         .map(|first| {
-            let rows = ROWS.min(problem.rows() - first);
+            let rows = kernel_rows(ROWS.min(problem.rows() - first));
             let shape = Shape { rows, inputs, tiles, packing, bytes };
             Some((shape, shape.best(device)?))
         })
@@ -259,6 +269,7 @@ impl Family for PackedGemm {
             if kernel == kernels.len() {
                 kernels.push(spec);
             }
+            let rows = ROWS.min(problem.rows() - first);
             launches.push(RowTile { first, rows, tiles, kernel, config });
             first += rows;
         }
@@ -313,6 +324,7 @@ impl RowTile {
         let parameters = Parameters::default()
             .extent(self.first + self.rows, &args.bounds)
             .size(self.first)
+            .size(self.rows)
             .size(self.tiles)
             .size(weight.layout.columns)
             .address(x.address + (self.first * row_bytes) as u64)
