@@ -4,7 +4,12 @@
  */
 struct Results {
     const float* row_scales;
+    /* Of type W_SCALE; kernels that do not define it are told the type. */
+#ifdef W_SCALE
     const W_SCALE* output_scales;
+#else
+    const void* output_scales;
+#endif
     const BIAS* bias;
     Y* y;
     i64 y_row;

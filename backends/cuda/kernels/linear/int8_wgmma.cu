@@ -62,17 +62,26 @@ typedef Residuals<RESULTS> Added;
 struct Added {};
 #endif
 
+/* The types of scales of outputs. */
+#define SCALES_F32 0
+#define SCALES_F16 1
+
 /*
  * Loads the scales of a tile's outputs, for the threads of a group, which synchronise at barrier `meeting`: before, so that none
  * still reads the previous tile's scales, and after.
  */
-__device__ inline void stage_scales(const Results& r, float (&scales)[OUTPUTS], int first, int results, int meeting) {
+__device__ inline void stage_scales(const Results& r, i64 scale_type, float (&scales)[OUTPUTS], int first, int results, int meeting) {
     asm volatile("bar.sync %0, 128;" :: "r"(meeting) : "memory");
 #pragma unroll
     for (int at = threadIdx.x % 128; at < OUTPUTS; at += 128) {
         bool second = GATED && at >= RESULTS;
         int output = first + at - (second ? RESULTS : 0);
-        scales[at] = output < results ? widen(r.output_scales[output + (second ? results : 0)]) : 0.0f;
+        scales[at] = 0.0f;
+        if (output >= results) continue;
+        output += second ? results : 0;
+        if (scale_type == SCALES_F32) scales[at] = ((const float*)r.output_scales)[output];
+        else if (scale_type == SCALES_F16) scales[at] = widen(((const f16*)r.output_scales)[output]);
+        else scales[at] = widen(((const bf16*)r.output_scales)[output]);
     }
     asm volatile("bar.sync %0, 128;" :: "r"(meeting) : "memory");
 }
@@ -177,7 +186,7 @@ __device__ inline void write(const Results& r, int (&d)[OUTPUTS / 2], const Adde
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK, 1)
-int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_constant__ Results results,
+int8_wgmma(Extent extent, i64 output_count, i64 input_count, i64 scale_type, const __grid_constant__ Results results,
            const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
     extern __shared__ __align__(1024) u8 shared[];
@@ -252,7 +261,7 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
 #if ADDED_VECTORS
             added.read(results.added, results.added_row, row, rows, first, count, lane % 4);
 #endif
-            stage_scales(results, scales[group], first, count, group + 1);
+            stage_scales(results, scale_type, scales[group], first, count, group + 1);
             products_wait<0>();
             hold(sums);
             if (leader) arrive(barriers.free[older.stage]);

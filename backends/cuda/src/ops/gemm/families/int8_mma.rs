@@ -29,10 +29,9 @@ pub(super) fn packing(problem: &Problem<'_>) -> Result<Packing> {
     problem.int8_packing().ok_or_else(missing)
 }
 
-/// The constants of `linear/int8.cuh`.
+/// The constants of `linear/int8.cuh`, besides the type of scales.
 pub(super) fn defines(problem: &Problem<'_>) -> Result<Vec<(&'static str, String)>> {
     Ok([
-        ("W_SCALE", type_name(packing(problem)?.scale)?.to_owned()),
         ("BIAS", problem.bias_name()?.to_owned()),
         ("Y", type_name(problem.y.dtype)?.to_owned()),
         ("ADDED", i32::from(problem.residual.is_some()).to_string()),
@@ -75,7 +74,8 @@ impl Family for Int8Mma {
 
     fn plan(&self, problem: &Problem<'_>, _: &DeviceSpec) -> Result<ProductPlan> {
         let vectors = is_aligned(problem) && problem.inputs().is_multiple_of(16);
-        let own: [(_, &dyn Display); 1] = [("X_VECTORS", &i32::from(vectors))];
+        let own: [(_, &dyn Display); 2] =
+            [("X_VECTORS", &i32::from(vectors)), ("W_SCALE", &type_name(packing(problem)?.scale)?)];
         let mut spec = KernelSpec::new("linear/int8_mma.cu", "int8_mma", own);
         spec.defines.extend(defines(problem)?);
         Ok(ProductPlan::of_one(spec, |args, function| {

@@ -15,7 +15,7 @@ use crate::{
     ops::{
         frame::Bound,
         gemm::{
-            families::int8_mma::{defines, is_aligned, results},
+            families::int8_mma::{defines, is_aligned, packing, results},
             family::{Description, Family},
             fused_linear::Epilogue,
             problem::{Args, Problem, ProductPlan},
@@ -95,6 +95,11 @@ impl Tile {
 fn shortlist(rows: usize, outputs: usize, inputs: usize, sm_count: usize) -> Vec<Tile> {
     let cost = |tile: &Tile| tile.cost(rows, outputs, inputs, sm_count);
     let mut tiles = TILES.to_vec();
+    // Tiles that are wider than a tile with all outputs only add padding.
+    tiles.retain(|tile| {
+        let mut narrower = TILES.iter().filter(|one| one.groups <= tile.groups && one.outputs < tile.outputs);
+        !narrower.any(|one| one.outputs >= outputs)
+    });
     tiles.sort_by(|a, b| cost(a).total_cmp(&cost(b)));
     tiles.truncate(MEASURED);
     tiles
@@ -146,7 +151,12 @@ impl Family for Int8Wgmma {
         let gate = gate(problem);
         let kernels = tiles.iter().map(|tile| spec(problem, *tile, gate)).collect::<Result<Vec<_>>>()?;
         let question = format!("{rows} x {outputs} x {inputs} of {kernels:?}");
-        let product = Product { rows, outputs, inputs, gate, tiles, device: *device };
+        let scale_type = match packing(problem)?.scale {
+            DType::F32 => 0,
+            DType::F16 => 1,
+            _ => 2,
+        };
+        let product = Product { rows, outputs, inputs, scale_type, gate, tiles, device: *device };
         let chosen = OnceLock::new();
         Ok(ProductPlan {
             kernels,
@@ -187,6 +197,8 @@ struct Product {
     rows: usize,
     outputs: usize,
     inputs: usize,
+    /// The type of the scales of outputs: 0 f32, 1 f16, 2 bf16.
+    scale_type: usize,
     gate: Option<(u32, f32)>,
     tiles: Vec<Tile>,
     device: DeviceSpec,
@@ -221,6 +233,7 @@ impl Product {
             .extent(rows, bounds)
             .size(self.outputs)
             .size(self.inputs)
+            .size(self.scale_type)
             .words(results)
             .words(x_map.words())
             .words(weight_map.words());
@@ -231,6 +244,9 @@ impl Product {
 
     /// The index of the fastest tile shape, measured with these weights on scratch activations and results.
     fn choose(&self, args: &Args<'_>, question: &str) -> usize {
+        if self.tiles.len() == 1 {
+            return 0;
+        }
         let context = args.context;
         let (rows, columns) = (args.x.size(0), args.y.size(1));
         let x_bytes = (rows * args.x.stride(0)).next_multiple_of(256);
@@ -276,5 +292,14 @@ mod tests {
                 assert!((tile.rows() - tile.fetched(rows)) <= tile.outputs, "{tile:?}");
             }
         }
+    }
+
+    #[test]
+    fn few_outputs_have_no_wide_tiles() {
+        let outputs =
+            |outputs| shortlist(64, outputs, 1024, 132).iter().map(|tile| tile.outputs).collect::<Vec<_>>();
+        assert_eq!(outputs(32), [32]);
+        assert!(outputs(60).iter().all(|width| *width <= 64));
+        assert_eq!(outputs(4096).len(), MEASURED);
     }
 }
