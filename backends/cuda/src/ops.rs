@@ -36,7 +36,7 @@ pub use gemm::gemm_table;
 use grid::{THREADS, WIDE, evenly, plane, wide};
 pub(crate) use kernel_plan::KernelPlan;
 use kernel_plan::only;
-use operands::{operand, result, type_name, type_of, type_or_f32, weight_type};
+use operands::{operand, result, type_name, type_of, type_or_first, weight_type};
 
 /// The plan of a valid call, or an error that says why there is none.
 pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {

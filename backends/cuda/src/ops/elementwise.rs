@@ -16,7 +16,7 @@ use crate::{
         operand,
         operands::bits_of,
         params::{ExtentParams, MatrixParams, WeightParams},
-        plane, result, type_name, type_of, type_or_f32,
+        plane, result, type_name, type_of, type_or_first,
         weight::CudaWeight,
         wide,
     },
@@ -95,7 +95,7 @@ pub(super) fn add(op: &Add, call: &CallDesc) -> Result<KernelPlan> {
     let wide = wide(&planes);
     let entry = if wide { "add_wide" } else { "add" };
     let types: [(_, &dyn std::fmt::Display); 2] =
-        [("X", &type_of(call, 0)?), ("BIAS", &type_or_f32(call, 3)?)];
+        [("X", &type_of(call, 0)?), ("BIAS", &type_or_first(call, 3)?)];
     let spec = KernelSpec::new("elementwise/add.cu", entry, types);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (a, b, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);

@@ -15,7 +15,7 @@ use crate::{
         norm::front::Norm,
         operand,
         params::{ExtentParams, MatrixParams},
-        result, type_name, type_of, type_or_f32,
+        result, type_name, type_of, type_or_first,
     },
 };
 use dsrun_core::{
@@ -210,7 +210,7 @@ pub(super) fn wide_norm(x: &TensorDesc, y: &TensorDesc, width: usize) -> bool {
 
 pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc) -> Result<KernelPlan> {
     let eps = op.eps;
-    let spec = layer_norm_spec(type_of(call, 0)?, type_or_f32(call, 1)?, type_or_f32(call, 2)?);
+    let spec = layer_norm_spec(type_of(call, 0)?, type_or_first(call, 1)?, type_or_first(call, 2)?);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, width) = (y.size(0), y.size(1));

@@ -48,7 +48,8 @@ pub(super) fn type_of(call: &CallDesc, index: usize) -> Result<&'static str> {
     type_name(operand(call, index)?.dtype)
 }
 
-/// Same as [`type_of`], for an optional operand: if it is absent, any type will do.
-pub(super) fn type_or_f32(call: &CallDesc, index: usize) -> Result<&'static str> {
-    call.tensor(index).map_or(Ok("f32"), |tensor| type_name(tensor.dtype))
+/// Same as [`type_of`], for an optional operand. If it is absent, any type will do: that of the first operand, which present ones
+/// mostly have, so that one kernel serves both.
+pub(super) fn type_or_first(call: &CallDesc, index: usize) -> Result<&'static str> {
+    call.tensor(index).map_or_else(|| type_of(call, 0), |tensor| type_name(tensor.dtype))
 }

@@ -10,7 +10,7 @@ use crate::{
     ops::{
         KernelPlan, THREADS, WIDE, operand,
         params::{ExtentParams, MatrixParams},
-        plane, result, type_of, type_or_f32, wide,
+        plane, result, type_of, type_or_first, wide,
     },
 };
 use dsrun_core::{
@@ -61,7 +61,7 @@ pub(super) fn params_header() -> (String, String) {
 pub(in crate::ops) fn activation(op: &Activation, call: &CallDesc) -> Result<KernelPlan> {
     let (function, limit) = (op.function as u32, op.limit);
     let defines: [(_, &dyn std::fmt::Display); 3] =
-        [("X", &type_of(call, 0)?), ("BIAS", &type_or_f32(call, 1)?), ("FUNCTION", &function)];
+        [("X", &type_of(call, 0)?), ("BIAS", &type_or_first(call, 1)?), ("FUNCTION", &function)];
     let spec = KernelSpec::new("elementwise/activation.cu", "activation", defines);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
@@ -91,7 +91,7 @@ pub(in crate::ops) fn gated_activation(op: &GatedActivation, call: &CallDesc) ->
     let entry = if wide { "gated_activation_wide" } else { "gated_activation" };
     let defines: [(_, &dyn std::fmt::Display); 4] = [
         ("X", &type_of(call, 0)?),
-        ("BIAS", &type_or_f32(call, 2)?),
+        ("BIAS", &type_or_first(call, 2)?),
         ("FUNCTION", &function),
         ("LAYOUT", &layout),
     ];

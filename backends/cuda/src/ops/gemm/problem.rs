@@ -200,9 +200,11 @@ impl<'a> Problem<'a> {
         (fits && !self.fused.norms_heads()).then_some(size)
     }
 
-    /// The value of `BIAS` in the kernels.
+    /// The value of `BIAS` in the kernels. If there is no bias, any type will do: that which biases mostly have, so that one kernel
+    /// serves both.
     pub(super) fn bias_name(&self) -> Result<&'static str> {
-        self.bias.map_or(Ok("f32"), type_name)
+        let usual = if self.x.dtype.is_float() { self.x.dtype } else { self.y.dtype };
+        type_name(self.bias.unwrap_or(usual))
     }
 
     /// The constants of `linear/epilogue.cuh`.
