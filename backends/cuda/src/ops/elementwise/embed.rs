@@ -15,7 +15,7 @@ use crate::{
     },
 };
 use dsrun_core::{
-    Error, Result,
+    Error, Result, WeightFormat,
     kernels::{CallDesc, OperandDesc},
     op::Embed,
 };
@@ -50,13 +50,15 @@ pub(super) fn params_header() -> (String, String) {
 
 pub(in crate::ops) fn embed(op: &Embed, call: &CallDesc) -> Result<KernelPlan> {
     let (first_row, position_offset) = (i64::from(op.first_row), i64::from(op.position_offset));
+    let y = result(call, 0)?.dtype;
     let format = |index: usize| match call.operands.get(index) {
         Some(Some(OperandDesc::Weight(weight))) => format_name(weight.format),
-        Some(None) => Ok("FORMAT_F32".into()),
+        // Any format will do: that which present tables mostly have, so that one kernel serves both.
+        Some(None) => format_name(WeightFormat::Dense(y)),
         _ => Err(Error::internal(format!("operand {index} is not a weight"))),
     };
     let defines: [(_, &dyn std::fmt::Display); 3] =
-        [("X", &type_name(result(call, 0)?.dtype)?), ("FORMAT", &format(1)?), ("OTHER_FORMAT", &format(3)?)];
+        [("X", &type_name(y)?), ("FORMAT", &format(1)?), ("OTHER_FORMAT", &format(3)?)];
     let spec = KernelSpec::new("elementwise/embed.cu", "embed", defines);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (ids, table, y) = (frame.tensor(0)?, frame.weight(1)?, frame.result(0)?);
