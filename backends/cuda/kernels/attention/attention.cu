@@ -5,8 +5,8 @@
  * tiles per head group, splits of the keys). Every block finds its sequence by scanning the lengths 32 at a time, so no work list
  * is needed and one launch serves prefill and decode.
  *
- * There is one kernel for many calls: the sizes of heads and tiles, causal masks and windows are parameters. With EXTRAS, so are
- * explicit masks, soft caps and ALiBi, which cost time even where a call has none.
+ * There is one kernel for many calls: pages, the sizes of heads and tiles, causal masks and windows are parameters. With EXTRAS, so
+ * are explicit masks, soft caps and ALiBi, which cost time even where a call has none.
  *
  * A block of 4 warps iterates over its share of the keys. LANES lanes read a key, 8 elements (16 bytes of half precision) each. A
  * warp reads 32 / LANES keys at once and prefetches two such sets, from the cache directly into registers: the KV cache is read
@@ -81,7 +81,7 @@ __device__ bool find_tile(const PlainAttentionParams& p, i64 sequences, i64 numb
             sequence = base + owner;
             tile.start = a.query_start[sequence];
             tile.length = a.query_length[sequence];
-            tile.total = PAGED ? a.kv_length[sequence] : tile.length;
+            tile.total = a.kv_length[sequence];
             tile.first = first * tokens;
             tile.count = tile.length - tile.first < tokens ? tile.length - tile.first : tokens;
             return true;
@@ -99,7 +99,7 @@ struct Span {
         const i64 window = p.attention.window;
         const int reach = window > 0 && window <= any ? (int)window - 1 : any;
         back = reach;
-        forward = p.mask == CAUSAL ? 0 : PAGED ? any : reach;
+        forward = p.mask == CAUSAL ? 0 : p.paged ? any : reach;
     }
     /* One comparison checks both ends. */
     __device__ bool has(int position, int key) const {
@@ -154,9 +154,9 @@ __device__ void attend(const PlainAttentionParams& p, i64 number, i64 sequence, 
     if (a.window > 0) {
         i64 earliest = before + tile.first - a.window + 1, latest = before + tile.first + tile.count - 1 + a.window;
         from = earliest > 0 ? earliest : 0;
-        if (!PAGED && latest < to) to = latest;
+        if (!p.paged && latest < to) to = latest;
     }
-    if (PAGED && to > a.table_columns * a.slots) to = a.table_columns * a.slots;
+    if (p.paged && to > a.table_columns * a.slots) to = a.table_columns * a.slots;
     i64 length = to > from ? to - from : 0;
     i64 share = (length + p.splits - 1) / p.splits;
     share = share < SHARE ? SHARE : (share + 15) / 16 * 16;
@@ -208,17 +208,18 @@ __device__ void attend(const PlainAttentionParams& p, i64 number, i64 sequence, 
             const K* key_row = a.keys;
             const K* value_row = a.values;
             if (there[u]) {
-#if PAGED
-                u32 entry = (u32)at / (u32)a.slots;
-                i64 page = a.table.at(sequence, entry), slot = (u32)at - entry * (u32)a.slots;
-                there[u] = page >= 0 && page < a.pages;
+                /* Without pages a key is the row of its token. */
+                i64 page = 0, slot = tile.start + at;
+                if (p.paged) {
+                    u32 entry = (u32)at / (u32)a.slots;
+                    page = a.table.at(sequence, entry);
+                    slot = (u32)at - entry * (u32)a.slots;
+                    there[u] = page >= 0 && page < a.pages;
+                } else {
+                    there[u] = slot >= 0 && slot < tokens;
+                }
                 key_row += page * a.key_strides.page + kv_head * a.key_strides.head + slot * a.key_strides.slot;
                 value_row += page * a.value_strides.page + kv_head * a.value_strides.head + slot * a.value_strides.slot;
-#else
-                there[u] = tile.start + at >= 0 && tile.start + at < tokens;
-                key_row += (tile.start + at) * a.key_strides.slot + kv_head * a.key_strides.head;
-                value_row += (tile.start + at) * a.value_strides.slot + kv_head * a.value_strides.head;
-#endif
             }
 #pragma unroll
             for (int piece = 0; piece < KEY_PIECES; ++piece) {
@@ -255,7 +256,7 @@ __device__ void attend(const PlainAttentionParams& p, i64 number, i64 sequence, 
                 if (a.softcap > 0.0f) score = a.softcap * tanhf(score / a.softcap);
                 if (a.alibi) {
                     int distance = position - at;
-                    if (!PAGED && distance < 0) distance = -distance;
+                    if (!p.paged && distance < 0) distance = -distance;
                     score -= slope[r] * (float)distance;
                 }
 #endif

@@ -22,8 +22,10 @@ struct PlainAttentionParams {
     i64 prompt;
     /* 1 causal, 2 bidirectional, 3 explicit. */
     i64 mask;
+    /* Whether keys and values are in pages; otherwise they are rows like queries. */
+    i64 paged;
 };
-static_assert(sizeof(PlainAttentionParams) == 480, "PlainAttentionParams as in Rust");
+static_assert(sizeof(PlainAttentionParams) == 488, "PlainAttentionParams as in Rust");
 static_assert(sizeof(PlainAttentionParams::attention) == 400 && alignof(decltype(PlainAttentionParams::attention)) == 8, "PlainAttentionParams as in Rust");
 static_assert(sizeof(PlainAttentionParams::splits) == 8 && alignof(decltype(PlainAttentionParams::splits)) == 8, "PlainAttentionParams as in Rust");
 static_assert(sizeof(PlainAttentionParams::partial) == 8 && alignof(decltype(PlainAttentionParams::partial)) == 8, "PlainAttentionParams as in Rust");
@@ -35,3 +37,4 @@ static_assert(sizeof(PlainAttentionParams::value_size) == 8 && alignof(decltype(
 static_assert(sizeof(PlainAttentionParams::fewest) == 8 && alignof(decltype(PlainAttentionParams::fewest)) == 8, "PlainAttentionParams as in Rust");
 static_assert(sizeof(PlainAttentionParams::prompt) == 8 && alignof(decltype(PlainAttentionParams::prompt)) == 8, "PlainAttentionParams as in Rust");
 static_assert(sizeof(PlainAttentionParams::mask) == 8 && alignof(decltype(PlainAttentionParams::mask)) == 8, "PlainAttentionParams as in Rust");
+static_assert(sizeof(PlainAttentionParams::paged) == 8 && alignof(decltype(PlainAttentionParams::paged)) == 8, "PlainAttentionParams as in Rust");

@@ -67,6 +67,7 @@ struct TileConfig {
     fewest: usize,
     prompt: usize,
     mask: usize,
+    paged: bool,
 }
 
 impl TileConfig {
@@ -94,6 +95,7 @@ impl TileConfig {
             fewest: 1,
             prompt: prompt.unwrap_or(0),
             mask: kinds.mask_number(),
+            paged: kinds.paged,
         }
     }
 
@@ -231,7 +233,6 @@ fn spec(kinds: &Kinds, cut: &TileConfig) -> Result<KernelSpec> {
         ("QUERY_VECTORS", kinds.query_vectors.to_string()),
         ("CACHE_VECTORS", kinds.cache_vectors.to_string()),
         ("SHARED_VALUES", kinds.shared_values.to_string()),
-        ("PAGED", i32::from(kinds.paged).to_string()),
         ("EXTRAS", i32::from(extras).to_string()),
     ];
     Ok(KernelSpec::of("attention/attention.cu", "attention", defines.to_vec()))
@@ -256,6 +257,7 @@ fn decode(cut: &TileConfig, function: &Arc<Function>, at: &Args<'_>) -> Option<L
         fewest: cut.fewest as i64,
         prompt: cut.prompt as i64,
         mask: cut.mask as i64,
+        paged: i64::from(cut.paged),
     };
     LaunchOp::kernel(function, grid(cut), THREADS, &params)
 }

@@ -75,6 +75,8 @@ kernel_struct! {
         pub(super) prompt: i64 = "i64",
         /// 1 causal, 2 bidirectional, 3 explicit.
         pub(super) mask: i64 = "i64",
+        /// Whether keys and values are in pages; otherwise they are rows like queries.
+        pub(super) paged: i64 = "i64",
     }
 }
 
