@@ -18,6 +18,8 @@ use wgpu::{
 /// Bytes of the placeholder buffer for empty tensors.
 const STAND_IN_BYTES: u64 = 256;
 
+/// The longest wait for accepted work after a fault, before the fault is reported as it is.
+const LOSS_PATIENCE: Duration = Duration::from_secs(5);
 /// The interval at which to check whether another thread has run a callback.
 const CALLBACK_PAUSE: Duration = Duration::from_micros(20);
 
@@ -152,9 +154,8 @@ impl Context {
     pub(crate) fn check(&self) -> Result<()> {
         match self.faults.check() {
             Err(error) if error.code() != Code::DeviceLost => {
-                // The objects of a lost device are invalid, which may be recorded as a fault before wgpu reports the loss in a
-                // poll.
-                let _ = self.device.poll(PollType::Poll);
+                // The objects of a lost device are invalid, which may be recorded as a fault before wgpu reports the loss.
+                self.await_loss();
                 self.faults.check()
             }
             checked => checked,
@@ -225,12 +226,17 @@ impl Context {
             Ok(_) => Ok(()),
             Err(PollError::Timeout) => Err(self.late(what, timeout)),
             Err(error) => {
-                // wgpu refuses to wait for a submission that a lost device never accepted, and reports the loss in the next poll.
-                let _ = self.device.poll(PollType::Poll);
+                // wgpu refuses to wait for a submission that a lost device never accepted, perhaps before it reports the loss.
+                self.await_loss();
                 self.check()?;
                 Err(Error::internal(format!("waiting for {what} on {}: {error}", self.spec.name)))
             }
         }
+    }
+
+    /// Lets wgpu report the loss of the device, if it is lost: it does so in a poll, once the work that was accepted is done.
+    fn await_loss(&self) {
+        let _ = self.device.poll(PollType::Wait { submission_index: None, timeout: Some(LOSS_PATIENCE) });
     }
 
     fn late(&self, what: &str, timeout: Duration) -> Error {
