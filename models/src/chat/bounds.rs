@@ -9,6 +9,7 @@
 
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The maximum number of bytes of a template. The largest known templates have some 30 kB.
 const MAX_BYTES: usize = 1 << 20;
@@ -37,7 +38,9 @@ pub(super) fn check(source: &str, syntax: &SyntaxConfig) -> Result<(), Exceeded>
     }
     let (mut in_tag, mut branches, mut products) = (0, 0, 0);
     let mut constants = Constants::default();
-    for token in tokenize(source, false, syntax.clone()) {
+    let mut tokens = tokenize(source, false, syntax.clone());
+    // The engine may panic where it names the place of an error, if that is past column 65,535; the parser does the same, guarded.
+    while let Ok(Some(token)) = catch_unwind(AssertUnwindSafe(|| tokens.next())) {
         let Ok((token, span)) = token else { return Ok(()) };
         let line = Some(usize::from(span.start_line));
         products = constants.add(&token).saturating_add(products);

@@ -450,3 +450,11 @@ fn who_takes_all_stand_ins_spoils_only_what_he_writes() {
     let end = tokenizer.token_to_id("<|im_end|>").unwrap();
     assert_eq!(tokens.iter().filter(|token| **token == end).count(), 1);
 }
+
+#[test]
+fn an_error_past_the_last_column_of_the_engine_is_an_error() {
+    // It counts columns in 16 bits.
+    let source = format!("{}{{{{ 'x", " ".repeat(70_000));
+    let error = ChatTemplate::new(&source, &[]).unwrap_err();
+    assert!(matches!(error, ChatError::Template { .. }), "{error}");
+}
