@@ -6,7 +6,8 @@
  * warpgroups owns 128 results; with GATED a warpgroup multiplies 64 rows of the gate's weight and the same 64 of the up weight, so
  * that a lane has both. A step is 64 bytes of every row. It passes through STAGES buffers in shared memory: asynchronous copies
  * fill them with integers, scales and offsets as they lie in memory; activations are gathered from the rows of their tokens into
- * registers, and stored one step before they are multiplied. Each warp dequantises the 16 rows whose products it has to supply, once for all assignments.
+ * registers, and stored one step before they are multiplied. Each warp dequantises the 16 rows that it supplies to a product, once
+ * for all assignments.
  *
  * A lane's 16 bytes of a row hold the inputs that packing gave them (weight/packing.rs). Their pairs become the operands as they
  * come, and activations are stored in the same order: two at a time, permuted within the 128 bytes of a row.
@@ -111,7 +112,6 @@ __device__ inline int place_of(int pair) {
     if (GROUP == 0) return pair % 8 / 2 * 8 + pair % 2 * 4 + pair / 8;
     return pair / 8 * 8 + pair % 2 * 4 + pair % 8 / 2;
 }
-
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_wgmma(const __grid_constant__ GroupedLinearParams p) {
@@ -159,7 +159,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_wgmma(co
                 u8* to = rows + (place / 4 ^ row % 8) * 16 + place % 4 * 4;
 #pragma unroll
                 for (int i = 0; i < SPAN / 64 * (TOKENS / 32); ++i) {
-                    *(u32*)(to + i / (TOKENS / 32) * X_HALF + i % (TOKENS / 32) * 4096) = held[i / (TOKENS / 32)][i % (TOKENS / 32)].word[pair];
+                    const int half = i / (TOKENS / 32), rows_of_32 = i % (TOKENS / 32);
+                    *(u32*)(to + half * X_HALF + rows_of_32 * 4096) = held[half][rows_of_32].word[pair];
                 }
             }
         };
