@@ -33,6 +33,9 @@ pub enum BlockFormat {
 }
 
 impl BlockFormat {
+    /// The integer that MXFP4's rows are unpacked to for each 4-bit float (E2M1): twice its value, plus 12.
+    pub const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
     /// The definition of all formats, in Markdown.
     pub const DOCUMENTATION: &'static str = include_str!("block.md");
 
@@ -165,7 +168,7 @@ impl BlockFormat {
             Self::Mxfp4 => {
                 set(0, half_power_of_two(block[0]), 12.0, 0.0);
                 nibbles(&block[1..], 0, integers);
-                integers.iter_mut().for_each(|q| *q = E2M1[usize::from(*q & 15)]);
+                integers.iter_mut().for_each(|q| *q = Self::E2M1[usize::from(*q & 15)]);
             }
             Self::Q6_K => {
                 for (index, scale) in block[192..208].iter().enumerate() {
@@ -180,9 +183,6 @@ impl BlockFormat {
         }
     }
 }
-
-/// Twice the value of each 4-bit float, plus 12.
-const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 /// Half the power of two that an 8-bit exponent stands for, exactly; NaN for 255.
 fn half_power_of_two(exponent: u8) -> f32 {

@@ -14,27 +14,29 @@
  *
  * Numbers: an integer minus its zero point is exact. With one scale for a row, sums are scaled at the end. Otherwise weights are
  * rounded once to the type of the activations: times a scale that is the sum of two elements, or with minima in f32. Floats of 4
- * bits are exact: in bf16 they are 2^-32 of their value, so that one product brings them there from 2^-126 (scales up to 2^33).
+ * bits are exact: in bf16 they are 2^-32 of their value, so that one product brings them there from 2^-126. Scales must be within the
+ * range of the type: in bf16 those of floats up to 2^33; in f16 those below 2^-14 lose bits, and those below 2^-24 are 0.
  *
  * Bytes: integers, scales and offsets, once per item; activations once per 128 results, from the L2. Floor: the former, for the
  * distinct experts, over read bandwidth. Grid: (tiles of results, items).
  */
 #define THREADS 256
-#define PARTS (GATED ? 2 : 1)
+/* Weights that a block multiplies: with GATED, those of the gate and of the up projection. */
+#define WEIGHTS (GATED ? 2 : 1)
 #define RESULTS 128
-/* Units of 8 rows of a part, and groups of a step. */
+/* Units of 8 rows of a weight, and groups of a step. */
 #define UNITS (RESULTS / 8)
 #define STEP_GROUPS (GROUP == 0 || GROUP > SPAN ? 1 : SPAN / GROUP)
 /* Bytes of a step: activations of 64 inputs and of all, the scales and offsets of a unit; and of a stage, which has activations, the
- * integers of all parts, then their scales and offsets. */
+ * integers of all weights, then their scales and offsets. */
 #define X_HALF (TOKENS * 128)
 #define X_BYTES (SPAN / 64 * X_HALF)
 #define UNIT_NUMBERS (STEP_GROUPS * LINE)
-#define STAGE_BYTES ((X_BYTES + PARTS * UNITS * (512 + UNIT_NUMBERS) + 1023) / 1024 * 1024)
-/* Units of a part that a warp copies; 16-byte vectors of scales and offsets of a unit, and those that a thread copies. */
+#define STAGE_BYTES ((X_BYTES + WEIGHTS * UNITS * (512 + UNIT_NUMBERS) + 1023) / 1024 * 1024)
+/* Units of a weight that a warp copies; 16-byte vectors of scales and offsets of a unit, and those that a thread copies. */
 #define OWN_UNITS (UNITS / 8)
 #define UNIT_VECTORS (UNIT_NUMBERS / 16)
-#define OWN_NUMBERS ((PARTS * UNITS * UNIT_VECTORS + THREADS - 1) / THREADS)
+#define OWN_NUMBERS ((WEIGHTS * UNITS * UNIT_VECTORS + THREADS - 1) / THREADS)
 /* Whether sums are scaled rather than weights. */
 #define LATE (GROUP == 0 && OFFSET != 2)
 /* Whether weights are 2^-32 of their value, made by one product from floats that are 2^-126 of theirs. */
@@ -164,12 +166,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_wgmma(co
                 }
             }
         };
-        /* The units that this warp copies of each part, and the scales and offsets that this thread copies. Units behind the last of
+        /* The units that this warp copies of each weight, and the scales and offsets that this thread copies. Units behind the last of
          * the expert are replaced by the first of the tile. */
-        const u8 *units[PARTS][OWN_UNITS], *numbers[OWN_NUMBERS];
+        const u8 *units[WEIGHTS][OWN_UNITS], *numbers[OWN_NUMBERS];
         auto unit_of = [&](int unit) { return first / 8 + ((first / 8 + unit) * 8 < end ? unit : 0); };
 #pragma unroll
-        for (int i = 0; i < PARTS * OWN_UNITS; ++i) {
+        for (int i = 0; i < WEIGHTS * OWN_UNITS; ++i) {
             const Weight& weight = i / OWN_UNITS ? p.other : p.weight;
             units[i / OWN_UNITS][i % OWN_UNITS] = weight.elements + unit_of(warp + i % OWN_UNITS * 8) * weight.row_bytes + lane * 16;
         }
@@ -182,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_wgmma(co
         auto copy_step = [&](int step, u8* stage) {
             if (step < steps) {
 #pragma unroll
-                for (int i = 0; i < PARTS * OWN_UNITS; ++i) {
+                for (int i = 0; i < WEIGHTS * OWN_UNITS; ++i) {
                     /* Rows of a line are permuted by its index, so that 8 lanes have no bank conflicts. */
                     Vector* to = (Vector*)(stage + X_BYTES + (i * 8 + warp) * 512) + lane / 8 * 8 + (lane % 8 ^ lane / 8 * 2);
                     copy_ahead(to, units[i / OWN_UNITS][i % OWN_UNITS] + step * 512, true);
@@ -191,8 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_wgmma(co
 #pragma unroll
                 for (int i = 0; i < OWN_NUMBERS; ++i) {
                     const int vector = threadIdx.x + i * THREADS;
-                    if (vector >= PARTS * UNITS * UNIT_VECTORS) break;
-                    copy_ahead((Vector*)(stage + X_BYTES + PARTS * UNITS * 512) + vector, numbers[i] + line * LINE, true);
+                    if (vector >= WEIGHTS * UNITS * UNIT_VECTORS) break;
+                    copy_ahead((Vector*)(stage + X_BYTES + WEIGHTS * UNITS * 512) + vector, numbers[i] + line * LINE, true);
                 }
             }
             commit_copies();
@@ -203,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_wgmma(co
         store_x(memory);
         load_x(1);
 
-        float sums[PARTS][TOKENS / 2] = {};
+        float sums[WEIGHTS][TOKENS / 2] = {};
         int here = 0;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
@@ -220,9 +222,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_wgmma(co
             here = next;
             const u64 columns = swizzled_at(shared_address(stage));
 #pragma unroll
-            for (int part = 0; part < PARTS; ++part) {
-                const u8* own_numbers = stage + X_BYTES + PARTS * UNITS * 512 + (part * UNITS + warp * 2) * UNIT_NUMBERS;
-                const Vector* lines = (const Vector*)(stage + X_BYTES + (part * UNITS + warp * 2) * 512);
+            for (int which = 0; which < WEIGHTS; ++which) {
+                const u8* own_numbers = stage + X_BYTES + WEIGHTS * UNITS * 512 + (which * UNITS + warp * 2) * UNIT_NUMBERS;
+                const Vector* lines = (const Vector*)(stage + X_BYTES + (which * UNITS + warp * 2) * 512);
                 const int at = lane % 4 * 8 + (lane / 4 ^ lane % 4 * 2);
                 const Vector low = lines[at], high = lines[at + 32];
                 u32 a[SPAN / 16][4];
@@ -242,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_wgmma(co
                 }
                 products_begin();
 #pragma unroll
-                for (int k = 0; k < SPAN / 16; ++k) multiply(sums[part], a[k], columns + (k / 4 * X_HALF + k % 4 * 32) / 16);
+                for (int k = 0; k < SPAN / 16; ++k) multiply(sums[which], a[k], columns + (k / 4 * X_HALF + k % 4 * 32) / 16);
                 products_commit();
                 products_wait<0>();
             }
@@ -250,15 +252,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_wgmma(co
         await_copies<0>();
 
         const int row = warp * 16 + lane / 4;
-        float scale[PARTS][2];
+        float scale[WEIGHTS][2];
 #pragma unroll
-        for (int i = 0; i < PARTS * 2; ++i) {
+        for (int i = 0; i < WEIGHTS * 2; ++i) {
             const Weight& weight = i / 2 ? p.other : p.weight;
             const i64 index = first + row + i % 2 * 8;
             scale[i / 2][i % 2] = LATE ? weight.number(index < end ? index : first, 0, 0) : SMALL ? 4294967296.0f : 1.0f;
         }
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part) hold(sums[part]);
+        for (int which = 0; which < WEIGHTS; ++which) hold(sums[which]);
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) {
             const int assignment = assignments[i / 4 * 8 + lane % 4 * 2 + i % 2], h = i % 4 / 2;

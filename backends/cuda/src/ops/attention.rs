@@ -117,8 +117,8 @@ impl TileConfig {
     }
 }
 
-/// Lanes that share a key: enough for 8 elements each, a power of two. Of smaller heads, which are rare, some are idle, so that these
-/// need no kernels of their own.
+/// Lanes that share a key: enough for 8 elements each, a power of two. Heads of 32 or fewer elements, which are rare, leave lanes idle
+/// rather than have kernels of their own.
 fn lanes(size: usize) -> usize {
     size.div_ceil(8).next_power_of_two().clamp(8, 32)
 }

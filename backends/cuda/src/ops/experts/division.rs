@@ -36,7 +36,7 @@ const LARGE_TILE_ROWS: [usize; 2] = [64, 128];
 const STAGES: usize = 3;
 /// Bytes of a row of a buffer.
 const STAGE_ROW: usize = 128;
-/// For some tens of assignments by wgmma: the assignments of an item, weight rows of a part of a tile, and buffers.
+/// For some tens of assignments by wgmma: the assignments of an item, weight rows of a product of a tile, and buffers.
 const WGMMA_ROWS: usize = 32;
 const WGMMA_TILE: usize = 128;
 const WGMMA_STAGES: usize = 3;
@@ -93,9 +93,9 @@ pub(super) enum Kind {
         stages: usize,
         blocks: usize,
     },
-    /// Activations and packed weights of `parts` products are staged in shared memory.
+    /// Activations and the packed weights of `products` products, two with a gate, are staged in shared memory.
     Wgmma {
-        parts: usize,
+        products: usize,
     },
     /// Activations and weights are both staged in shared memory, as elements.
     Tiled,
@@ -109,9 +109,9 @@ impl Division {
             Kind::Streamed { stages, .. } => {
                 WARPS * stages * shape.stage() + shape.sums(self.rows / TILE_ROWS)
             }
-            Kind::Wgmma { parts } => {
+            Kind::Wgmma { products } => {
                 let activations = self.rows * shape.step() * 2;
-                let stage = activations + parts * WGMMA_TILE / PART * shape.part_bytes();
+                let stage = activations + products * WGMMA_TILE / PART * shape.part_bytes();
                 WGMMA_STAGES * stage.next_multiple_of(1024)
             }
             Kind::Tiled => STAGES * (self.rows + LARGE_TILE) * STAGE_ROW,
@@ -235,15 +235,15 @@ impl Shape {
                 rows: WGMMA_ROWS,
                 threads: WARPS * 32,
                 outputs: WGMMA_TILE,
-                kind: Kind::Wgmma { parts: if gated { 2 } else { 1 } },
+                kind: Kind::Wgmma { products: if gated { 2 } else { 1 } },
             };
         }
         if wanted > few {
-            let [few, many] = LARGE_TILE_ROWS;
+            let [small, large] = LARGE_TILE_ROWS;
             return Division {
                 entry: "grouped_linear_tiles",
                 unit: "experts/tiles.cu",
-                rows: if wanted <= 2 * few { few } else { many },
+                rows: if wanted <= 2 * small { small } else { large },
                 threads: WARPS * 32,
                 // Half of the rows of a gated tile belong to the up projection.
                 outputs: if gated { LARGE_TILE / 2 } else { LARGE_TILE },
@@ -452,6 +452,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[rstest]
+    fn no_multiprocessor_has_one_block_where_two_fit(
+        #[values("bf16", "int8", "int4g128_f16", "mxfp4", "q4_k", "q6_k")] format: &str,
+        #[values(1, 2)] tiles: usize,
+        #[values(80, 86, 90)] capability: u32,
+    ) {
+        let format = WeightFormat::from_name(format).unwrap_or(WeightFormat::Dense(DType::BF16));
+        let (outputs, inputs, x) = (768, 2048, DType::BF16);
+        let shape =
+            Shape { rows: 8, slots: 8, count: 128, outputs, inputs, x, format, x_stride: inputs, rest: None };
+        let device = DeviceSpec { capability, sm_count: 132, blas: true, custom_gemm: true, shared: false };
+        let (stages, blocks) = shape.ring(tiles, &device);
+        let bytes = |stages: usize| WARPS * stages * shape.stage() + shape.sums(tiles) + RESERVED;
+        assert!(blocks * bytes(stages) <= device.shared_memory() + blocks * RESERVED, "{blocks} of {stages}");
+        assert_eq!(blocks == 2, 2 * bytes(3) <= device.shared_memory(), "{blocks} of {stages}");
     }
 
     #[test]

@@ -25,8 +25,17 @@ use rayon::prelude::*;
 /// the other half of the word. A rotation and a mask, or two, move a pair to its place in two bf16 (`linear/floats.cuh`).
 const FLOAT_BITS: [[u32; 4]; 4] = [[15, 8, 7, 6], [9, 2, 1, 0], [19, 12, 11, 10], [5, 30, 29, 4]];
 
-/// The bits of a float of 4 bits (E2M1) by twice its magnitude.
-const MAGNITUDES: [u8; 13] = [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7];
+/// The bits of a float of 4 bits by the integer that it is unpacked to, the inverse of [`BlockFormat::E2M1`].
+const FLOATS: [u8; 25] = {
+    let mut floats = [0; 25];
+    // From the last, so that zero is the positive one.
+    let mut bits = BlockFormat::E2M1.len();
+    while bits > 0 {
+        bits -= 1;
+        floats[BlockFormat::E2M1[bits] as usize] = bits as u8;
+    }
+    floats
+};
 
 /// Rows of a unit.
 pub(crate) const UNIT: usize = 8;
@@ -266,11 +275,10 @@ fn word_of_integers(integers: &[u8]) -> u32 {
     integers.iter().zip(places).fold(0, |word, (q, place)| word | u32::from(*q) << place)
 }
 
-/// A word of up to eight floats of 4 bits, given twice their values plus 12 ([`WeightFormat::unpack_row`]).
+/// A word of up to eight floats of 4 bits, given the integers that [`WeightFormat::unpack_row`] makes of them.
 fn word_of_floats(stored: &[u8]) -> u32 {
     stored.iter().enumerate().fold(0, |word, (column, stored)| {
-        let magnitude = MAGNITUDES.get(usize::from(stored.abs_diff(12))).copied().unwrap_or_default();
-        let bits = u32::from(magnitude) | u32::from(*stored < 12) << 3;
+        let bits = u32::from(FLOATS.get(usize::from(*stored)).copied().unwrap_or_default());
         let places = FLOAT_BITS[column / 2].map(|place| (place + 16 * (column as u32 % 2)) % 32);
         places.iter().zip([3, 2, 1, 0]).fold(word, |word, (place, bit)| word | (bits >> bit & 1) << place)
     })

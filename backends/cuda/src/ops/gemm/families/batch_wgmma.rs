@@ -21,7 +21,7 @@ use crate::{
 use dsrun_core::{DType, Result, op::GateLayout};
 use std::{fmt::Display, ops::RangeInclusive};
 
-/// Supported rows; fewer are faster in other families. Measured on an H200: `decode_gemm` is as fast with 4 rows, and takes up to 1.5
+/// Supported rows; fewer are faster in other families. Measured on an H200: `decode_gemm` is as fast with 4 rows, and takes up to 1.8
 /// times as long with 16.
 pub(super) const ROWS: RangeInclusive<usize> = 5..=128;
 /// The minimum number of rows of bytes.
