@@ -20,8 +20,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct CudaComm {
     host: HostComm,
     context: Arc<Context>,
-    /// Whether ranks must synchronise on the host before their kernels wait for each other: if they share a device, the waiting
-    /// kernels of one rank may prevent the other from loading its kernels.
+    /// Whether ranks must synchronise on the host before their kernels wait for each other: if some share a device, the waiting
+    /// kernels of one rank may prevent the other from loading its kernels. Then all of them do, because each waits for the others.
     in_step: bool,
     pub(crate) exchange: Option<Exchange>,
     pub(crate) nccl: Option<Arc<NcclComm>>,
@@ -39,7 +39,7 @@ impl CudaComm {
         may_be_apart: bool,
         only: Option<Algorithm>,
     ) -> Self {
-        let in_step = !may_be_apart && exchange.as_ref().is_some_and(Exchange::shares_device);
+        let in_step = !may_be_apart && exchange.as_ref().is_some_and(Exchange::any_share_device);
         Self { host, context, in_step, exchange, nccl, only, failure: OnceLock::new() }
     }
 

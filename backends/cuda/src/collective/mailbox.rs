@@ -274,17 +274,25 @@ impl Exchange {
         &self.members
     }
 
+    /// The number of ranks on a device.
+    fn on_device(&self, device: i32) -> usize {
+        self.mailboxes.iter().filter(|mailbox| mailbox.context.device() == device).count()
+    }
+
     /// Whether this rank shares its device with another one.
-    pub(super) fn shares_device(&self) -> bool {
-        let own = self.own().context.device();
-        self.mailboxes.iter().filter(|mailbox| mailbox.context.device() == own).count() > 1
+    fn shares_device(&self) -> bool {
+        self.on_device(self.own().context.device()) > 1
+    }
+
+    /// Whether any ranks of the group share a device. All ranks get the same answer, also one that has a device of its own.
+    pub(super) fn any_share_device(&self) -> bool {
+        self.mailboxes.iter().any(|mailbox| self.on_device(mailbox.context.device()) > 1)
     }
 
     /// Whether the blocks of a direct all-reduce of all ranks that share a GPU are resident at once. All ranks get the same answer.
     pub(crate) fn direct_fits(&self) -> bool {
         self.mailboxes.iter().all(|mailbox| {
-            let device = mailbox.context.device();
-            let sharing = self.mailboxes.iter().filter(|other| other.context.device() == device).count();
+            let sharing = self.on_device(mailbox.context.device());
             sharing * DIRECT_BLOCKS <= mailbox.multiprocessors * DIRECT_BLOCKS_AT_ONCE
         })
     }
@@ -330,11 +338,7 @@ impl Exchange {
     /// Whether all ranks have GPUs of their own and of one kind, so that all of them decide alike which calls run in one launch.
     pub(crate) fn is_even(&self) -> bool {
         let kind = self.own().multiprocessors;
-        let alone = |mailbox: &Arc<Mailbox>| {
-            let device = mailbox.context.device();
-            self.mailboxes.iter().filter(|other| other.context.device() == device).count() == 1
-        };
-        self.mailboxes.iter().all(|mailbox| mailbox.multiprocessors == kind && alone(mailbox))
+        !self.any_share_device() && self.mailboxes.iter().all(|mailbox| mailbox.multiprocessors == kind)
     }
 
     /// The state shared by kernels and the host.
@@ -391,7 +395,8 @@ impl Exchange {
             if found != probe(rank) {
                 let (from, to) = (mailbox.context.device(), context.device());
                 let message = format!(
-                    "GPU {from} has peer access to GPU {to}, but what it writes there does not arrive; access control (ACS) or an                      IOMMU may be in the way"
+                    "GPU {from} has peer access to GPU {to}, but what it writes there does not arrive; access control (ACS) or an \
+                     IOMMU may be in the way"
                 );
                 return Err(Error::unsupported(message));
             }
