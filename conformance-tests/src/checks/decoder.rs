@@ -4,30 +4,19 @@
 //! body op by op, which the cases hold to the oracle: over one sequence that grows and shrinks from launch to launch, where heads,
 //! norms and MLPs are of different kinds. It runs in a graph, each launch several times.
 //!
-//! How far they may be apart is counted in roundings, as in [`super::logits`]: of the two answers each is off by as many
-//! roundings in mean square as there are stored values on the longest way, and so they are apart by four times that at most.
-//!
-//! This holds only if layers do not enlarge relative errors. Norms and sums do not, but attention does where scores are far apart:
-//! if scores differ by about `s`, a relative error `e` of a query or key changes a score by about `s e`. A weight is the exponential
-//! of a score, so it changes by the share `s e` of itself, and the result of attention is off by `s² e²` in relative mean square. As
-//! long as that result is a small part of the token, little of this is seen. A norm after attention makes it as large as the token,
-//! and then each layer multiplies the error of the one before by `s²`. Layers with such norms therefore have scores that differ by
-//! about 1 ([`Variant::score_spread`]). Many keys then share the weight, so that a key that is left out shows as well.
-//!
-//! Seen in bf16 with other random numbers, where two ranks share layers with norms after attention: with scores that differ by 4,
-//! 1 of 300 results is beyond the bound, because its ops round; with scores that differ by 1, none of 900 is beyond a quarter of it.
+//! How far the two may be apart is for [`roundings`].
 
+mod roundings;
 mod shapes;
 
 use super::{
-    bench::{Bench, Given, Held, Outcome, Stop, ensure, fail, floats, same_bits},
+    bench::{Bench, Given, Held, Outcome, Stop, fail, floats, same_bits},
     collective::{SUM, group, on_ranks},
     faults::Nobodys,
     tape::{Tape, Value},
 };
 use crate::{
     cases::drawn_weight,
-    gate::Gate,
     random::{Random, Values},
     subject::Subject,
     tensor::Tensor,
@@ -43,6 +32,7 @@ use dsrun_core::{
         PagedAttention, RmsNorm, Rope, RopePairing, RouterNorm, RouterScore,
     },
 };
+use roundings::apart;
 use shapes::{
     EXPERTS, EXPERTS_OF_INTEGERS, INTEGERS, LARGE_HEADS, OTHER_HEADS, OVER_RANKS, SHAPES, Shape, VARIANTS,
     Variant,
@@ -68,15 +58,6 @@ const RANKS: usize = 2;
 
 /// How often a launch is repeated, which has to give the same bits.
 const AGAIN: usize = 3;
-
-/// Stored values on the longest way through a layer: two norms, a projection, the rotation, the cache, the weighted values, two
-/// projections back, the gate, and two sums; with experts their weighted sum too.
-const ROUNDINGS: f64 = 11.0;
-const ROUNDINGS_OF_EXPERTS: f64 = 12.0;
-/// Further ones of norms after attention and MLP, of norms of heads, and of the embedding that is added to itself.
-const ROUNDINGS_OF_POST_NORMS: f64 = 2.0;
-const ROUNDINGS_OF_HEAD_NORMS: f64 = 1.0;
-const ROUNDINGS_OF_SCALE: f64 = 1.0;
 
 /// Where the token stands: what changes from launch to launch.
 struct Place {
@@ -240,22 +221,22 @@ impl Layers {
                 Some([count, _]) => {
                     // The norm and the router, then the halves of the gated activation.
                     let dense = WeightFormat::Dense(dtype);
-                    let mut up = product(dense, true, [count, shape.hidden], 4.0, &[])?;
+                    let mut up = product(dense, true, [count, shape.hidden], 1.0, &[])?;
                     up.push(selection_bias);
                     for _ in 0..2 {
                         let rows = count * shape.inner;
-                        up.extend(product(format, false, [rows, shape.hidden], 1.5, &[])?);
+                        up.extend(product(format, false, [rows, shape.hidden], 1.0, &[])?);
                     }
-                    [up, product(format, false, [count * shape.hidden, shape.inner], 1.5, &[])?]
+                    [up, product(format, false, [count * shape.hidden, shape.inner], 1.0, &[])?]
                 }
             };
             let [up, mut down] = halves;
             if let Some(rank) = rank {
                 // Ranks have the token in common, and so whatever it is multiplied with, but parts of the results of their own.
                 let random = &mut Random::named(&format!("decoder/{}/{}", shape.named(dtype), rank.number));
-                let (experts, down_size) = shape.experts.map_or((1, 1.0), |[count, _]| (count, 1.5));
+                let experts = shape.experts.map_or(1, |[count, _]| count);
                 let rare = if shape.format.is_none() { 8.0 } else { 1.0 };
-                let parts = [(&mut behind, 1, heads, output), (&mut down, experts, shape.inner, down_size)];
+                let parts = [(&mut behind, 1, heads, output), (&mut down, experts, shape.inner, 1.0)];
                 for (part, rows, columns, size) in parts {
                     let size = size / (RANKS as f64 * columns as f64).sqrt() / rare;
                     part[0] = stored.weight(bench, random, format, [rows * shape.hidden, columns], size)?;
@@ -460,26 +441,6 @@ fn mixture(
     let activated = one(tape.call(gated, [gate, other, None]));
     let product = linear(tape, activated, down);
     one(tape.call(MoeCombine { count, first_expert }, [product, weights, experts]))
-}
-
-/// Fails unless two answers are as near as their roundings make them.
-fn apart(what: &str, shape: &Shape, found: &Tensor, expected: &Tensor) -> Outcome {
-    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
-    let (found, values) = (found.values(), expected.values());
-    let size = square(&mut values.iter().copied());
-    let error = square(&mut found.iter().zip(&values).map(|(a, b)| a - b));
-    let Variant { post_norms, head_norms, scale, .. } = shape.variant;
-    let further = [
-        (post_norms, ROUNDINGS_OF_POST_NORMS),
-        (head_norms, ROUNDINGS_OF_HEAD_NORMS),
-        (scale.is_some(), ROUNDINGS_OF_SCALE / LAYERS as f64),
-    ];
-    let further: f64 = further.into_iter().filter(|(has, _)| *has).map(|(_, roundings)| roundings).sum();
-    let roundings = further + if shape.experts.is_some() { ROUNDINGS_OF_EXPERTS } else { ROUNDINGS };
-    let limit = 4.0 * roundings * LAYERS as f64 * Gate::default().mean_square_limit(expected.dtype);
-    ensure(error <= limit * size, || {
-        format!("{what}: {:.1e} apart in relative mean square, at most {limit:.1e}", error / size)
-    })
 }
 
 /// The region of whole layers of two ranks, which sum the results of attention and MLP, gives what its body gives op by op.

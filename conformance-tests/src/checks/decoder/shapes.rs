@@ -114,8 +114,8 @@ pub(super) struct Variant {
     /// The base of the rotary embedding of each kind; none where heads are not rotated.
     pub(super) bases: [Option<f64>; 2],
     pub(super) softcap: f32,
-    /// What scores are divided by, besides the square root of the size of a head. With norms after attention it is about how far
-    /// apart they would be otherwise: the product of the sizes of an element of a query and of a key.
+    /// What scores are divided by, besides the square root of the size of a head. With norms after attention, and with experts, it is
+    /// about how far apart they would be otherwise: the product of the sizes of an element of a query and of a key.
     pub(super) score_spread: f32,
     /// The factor with which the embedding is added to itself.
     pub(super) scale: Option<f32>,
@@ -188,9 +188,10 @@ impl Shape {
         Self { small_weights: true, ..self }
     }
 
-    /// The same with so many experts, of which a token has `chosen`.
+    /// The same with so many experts, of which a token has `chosen`. Their result may be larger than the token, as if it had a norm.
     const fn of_experts(self, count: usize, chosen: usize) -> Self {
-        Self { experts: Some([count, chosen]), ..self }
+        let variant = Variant { score_spread: 2.0, ..self.variant };
+        Self { experts: Some([count, chosen]), variant, ..self }
     }
 
     /// The same in another variant.
