@@ -36,6 +36,9 @@ const MAX_SPLITS: usize = 32;
 const MAX_CLUSTER: usize = 8;
 /// Blocks per SM that keep enough reads in flight.
 const BLOCKS: usize = 2;
+/// The share of the places for those blocks that clusters are given, as numerator and denominator. A cluster needs all its places in
+/// one group of SMs (GPC) at once; if there are clusters for all places, some of them only start when others have ended.
+const FILLED: (usize, usize) = (3, 4);
 /// The maximum number of bytes of keys and values in flight in a block; three such blocks fit on an SM.
 const UNDER_WAY: usize = 64 << 10;
 /// The number of such blocks.
@@ -115,13 +118,17 @@ impl Sizes {
     /// Splits the keys of tiles until there are enough blocks.
     fn split(&self, device: &DeviceSpec) -> TileConfig {
         let blocks = self.entries * self.columns;
-        // At most as many blocks as are resident: a second wave costs more than a few idle SMs. If one block per SM is enough
-        // for clusters, there is no second one, so that blocks of the neighbouring GEMM kernels fit beside it.
+        // No more blocks than are resident: a second wave costs more than a few idle SMs. If one block per SM is enough for clusters,
+        // there is no second one, so that blocks of the neighbouring GEMM kernels fit beside it.
         let alone = device.has_clusters() && blocks * MAX_CLUSTER <= device.sm_count;
-        let most = device.sm_count * if alone { 1 } else { BLOCKS };
+        let most = match device.has_clusters() {
+            true if alone => device.sm_count,
+            true => device.sm_count * BLOCKS * FILLED.0 / FILLED.1,
+            false => device.sm_count * BLOCKS,
+        };
         let splits = (most / blocks.max(1)).clamp(1, MAX_SPLITS);
         let cluster = if device.has_clusters() { splits.min(MAX_CLUSTER) } else { 1 };
-        let splits = if alone { splits / cluster * cluster } else { splits.next_multiple_of(cluster) };
+        let splits = splits / cluster * cluster;
         let in_block = THREADS / 32 * self.unit;
         // Shared memory for merging the warps of a block, and the blocks of a cluster.
         let of_cluster = if cluster > 1 { (self.heads * self.value_size / 4 + cluster) * 24 } else { 0 };
@@ -348,6 +355,7 @@ mod tests {
     #[rstest]
     #[case::one_row(1)]
     #[case::two_rows(2)]
+    #[case::three_rows(3)]
     #[case::few_rows(8)]
     #[case::enough_rows(32)]
     #[case::many_rows(128)]
@@ -357,6 +365,7 @@ mod tests {
         let cluster = cut.own.iter().find(|(name, _)| *name == "CLUSTER").map_or(1, |(_, cluster)| *cluster);
         assert_eq!((columns, entries, cut.number), (8, rows, Number::Splits(splits)));
         assert!((1..=MAX_SPLITS).contains(&splits) && splits.is_multiple_of(cluster), "{splits}, {cluster}");
+        assert!(columns * rows * splits <= MACHINE.sm_count * BLOCKS * 3 / 4 || splits == 1, "{splits}");
         assert!(cut.stages > 0 && cut.shared <= MACHINE.shared_memory(), "{}", cut.shared);
         // Splits that do not fit a cluster meet in memory.
         assert_eq!(cut.workspace > 0, splits > cluster);
