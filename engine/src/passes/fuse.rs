@@ -27,6 +27,7 @@ use dsrun_core::{
     Result,
     program::{Call, Node, Origin, Program, ValueId},
 };
+use key::Keys;
 use neighbours::Neighbours;
 use std::{
     collections::{HashMap, HashSet},
@@ -146,26 +147,27 @@ impl std::ops::Add for Cost {
 
 /// Partitions a program into calls and native regions at the least cost.
 fn partition<R: Run>(program: &Program, native: &mut Native<'_>, begin: impl Fn() -> R) -> Result<Vec<Part>> {
-    let (uses, classes) = (program.uses(), key::classes(program)?);
+    let uses = program.uses();
+    let mut keys = Keys::new(program, &uses)?;
     // Layers repeat, so answers are cached: the device is asked once about equal runs.
-    let mut answers: HashMap<Vec<u32>, bool> = HashMap::new();
+    let mut answers: HashMap<usize, bool> = HashMap::new();
     // Dynamic programming from the last call to the first: the best partition of the calls from each one on.
     let mut best: Vec<(Cost, Option<Part>)> = vec![(Cost::default(), None); program.nodes.len() + 1];
     for first in (0..program.nodes.len()).rev() {
         let single = &program.nodes[first].call;
         let cost = Cost { calls: 1, bytes: traffic(program, single), recomputed: 0 };
         let mut chosen = (cost + best[first + 1].0, Part { nodes: first..first + 1, region: None });
-        let mut run = begin();
+        let (mut run, mut keyed) = (begin(), keys.begin());
         for index in first..program.nodes.len() {
             let end = index + 1;
             if !run.join(index) {
                 break;
             }
+            keys.extend(&mut keyed, index);
             if end - first < 2 || !run.may_end(&uses) {
                 continue;
             }
-            let key = key::key(program, &classes, first..end, &uses);
-            if answers.get(&key) == Some(&false) {
+            if answers.get(&keyed.key) == Some(&false) {
                 continue;
             }
             let Some(call) = program.outline(first..end, &uses) else { continue };
@@ -174,11 +176,11 @@ fn partition<R: Run>(program: &Program, native: &mut Native<'_>, begin: impl Fn(
             if total >= chosen.0 {
                 continue;
             }
-            let answer = match answers.get(&key) {
+            let answer = match answers.get(&keyed.key) {
                 Some(answer) => *answer,
                 None => native(program, &call)?,
             };
-            answers.insert(key, answer);
+            answers.insert(keyed.key, answer);
             if answer {
                 chosen = (total, Part { nodes: first..end, region: Some(call) });
             }
