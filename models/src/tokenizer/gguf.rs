@@ -5,7 +5,7 @@ mod json;
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use tokenizers::models::bpe::BPE;
+use tokenizers::models::bpe::{BPE, Vocab};
 
 use super::bytes;
 use super::error::{Result, TokenizerError};
@@ -234,8 +234,8 @@ fn added(
 }
 
 fn ranked_merges(tokens: &[(u32, &str)], merges: &[String], whole_words: bool) -> Result<BPE> {
-    let vocabulary: HashMap<String, u32> =
-        tokens.iter().map(|(id, token)| ((*token).to_owned(), *id)).collect();
+    let vocabulary: Vocab = tokens.iter().map(|(id, token)| ((*token).to_owned(), *id)).collect();
+    let mut joined = String::new();
     let mut pairs = Vec::with_capacity(merges.len());
     for (index, merge) in merges.iter().enumerate() {
         let error = |problem: String| TokenizerError::Merge { index, merge: merge.clone(), problem };
@@ -245,7 +245,8 @@ fn ranked_merges(tokens: &[(u32, &str)], merges: &[String], whole_words: bool) -
         }) else {
             return Err(error("is not two tokens with a space between".to_owned()));
         };
-        let joined = format!("{left}{right}");
+        joined.clear();
+        joined.extend([left, right]);
         if let Some(missing) =
             [left, right, &joined].into_iter().find(|token| !vocabulary.contains_key(*token))
         {
@@ -254,7 +255,7 @@ fn ranked_merges(tokens: &[(u32, &str)], merges: &[String], whole_words: bool) -
         pairs.push((left.to_owned(), right.to_owned()));
     }
     BPE::builder()
-        .vocab_and_merges(vocabulary.into_iter().collect::<tokenizers::models::bpe::Vocab>(), pairs)
+        .vocab_and_merges(vocabulary, pairs)
         .ignore_merges(whole_words)
         .build()
         .map_err(|error| TokenizerError::Vocabulary { message: error.to_string() })
