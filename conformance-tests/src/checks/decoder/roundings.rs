@@ -10,11 +10,12 @@
 //! and then each layer multiplies the error of the one before by `s²`. Layers with such norms therefore have scores that differ by
 //! about 1 ([`Variant::score_spread`]). Many keys then share the weight, so that a key that is left out shows as well.
 //!
-//! A mixture of experts enlarges errors in the same way, by the spread of its router's logits; these differ by about 1 too.
+//! A mixture of experts enlarges errors in the same way, by the spread of its router's logits, and its result may be larger than the
+//! token. So logits differ by about 1 too, experts do not enlarge what they are given, and scores differ by half as much as otherwise.
 //!
 //! Seen in bf16 with other random numbers, over two ranks: with norms after attention and scores that differ by 4, 1 of 300 results is
-//! beyond the bound, because its ops round; with scores that differ by 1, none of 900 is beyond a quarter of it. With experts whose
-//! logits differ by 4 it was 1 of 130; with logits that differ by 1, none of 540.
+//! beyond the bound, because its ops round; with scores that differ by 1, none of 900 is beyond a quarter of it. With experts it
+//! was 1 of 130, where logits differed by 4 and results were several times the token; it is none of 540, the largest a quarter of it.
 
 use super::{
     super::bench::{Outcome, ensure},
