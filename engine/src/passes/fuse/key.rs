@@ -22,7 +22,8 @@ pub(super) struct Keys<'a> {
 /// A run of consecutive calls, and its key.
 #[derive(Debug)]
 pub(super) struct KeyedRun {
-    /// Equal for runs of calls of the same classes with the same uses of each other's values, whose values have as many readers.
+    /// Equal for two runs if their calls have the same classes, use each other's values in the same way, and have results with the same
+    /// numbers of readers.
     pub(super) key: usize,
     /// The numbers of the values of the run, in the order of their first uses.
     numbers: Vec<Option<usize>>,
@@ -30,8 +31,10 @@ pub(super) struct KeyedRun {
 }
 
 impl<'a> Keys<'a> {
+    /// Numbers the calls of the program; no run is known yet.
+    ///
     /// # Errors
-    /// If an operand of a call is no value of the program.
+    /// If a call has an operand that the program does not define.
     pub(super) fn new(program: &'a Program, uses: &'a [usize]) -> Result<Self> {
         Ok(Self { program, uses, classes: classes(program)?, known: HashMap::new() })
     }
