@@ -37,6 +37,8 @@ pub(crate) trait Lanes: Copy {
     type Bits: Copy;
     /// Sixteen i32.
     type Sums: Copy;
+    /// Sums of products of small bytes: sixteen i32, or thirty-two i16 if [`Self::IN_PAIRS`].
+    type SmallSums: Copy;
 
     /// Rows of activations a kernel multiplies at once with dense weights: as many sums as fit the registers.
     const ROWS: usize;
@@ -45,9 +47,14 @@ pub(crate) trait Lanes: Copy {
 
     /// Rows of activations a kernel multiplies at once with integer weights, which takes two registers of sums for each row.
     const ROWS_INTEGERS: usize;
+    /// Whether many rows are multiplied with integers that have been unpacked first. Where [`Self::ROWS_INTEGERS`] is large, as many rows
+    /// share the work anyway.
+    const UNPACKS: bool = true;
     /// What [`Self::dot`] subtracts from each byte of weights, unless they are small: 128 where the processor multiplies signed
     /// bytes only.
     const DOT_BIAS: i32 = 0;
+    /// Whether [`Self::dot_small`] adds up two products, in i16: the first two bytes of a word and the last two have sums of their own.
+    const IN_PAIRS: bool = false;
 
     /// Runs a task compiled for this instruction set.
     fn run<T: Task>(self, task: T) -> T::Output;
@@ -58,6 +65,7 @@ pub(crate) trait Lanes: Copy {
     fn load_bf16(self, from: &[u16; WIDTH]) -> Self::Float;
     fn load_u8(self, from: &[u8; WIDTH]) -> Self::Float;
     fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits;
+    fn store_bits(self, bits: Self::Bits, to: &mut [u32; WIDTH]);
     fn store(self, value: Self::Float, to: &mut [f32; WIDTH]);
     fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float;
     /// `a * b + c`, rounded once where the processor can.
@@ -70,9 +78,14 @@ pub(crate) trait Lanes: Copy {
     fn field<const SHIFT: i32>(self, bits: Self::Bits, mask: u32) -> Self::Bits;
     fn or(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
     fn splat_sums(self, value: i32) -> Self::Sums;
-    /// Adds to each sum the products of the four unsigned bytes of `weights` and the four signed bytes of `x`. `SMALL` promises
-    /// that the unsigned bytes are below 128; otherwise [`Self::DOT_BIAS`] is subtracted from each of them first. Sums wrap around.
-    fn dot<const SMALL: bool>(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums;
+    /// Adds to each sum the products of the four unsigned bytes of `weights`, less [`Self::DOT_BIAS`], and the four signed bytes of
+    /// `x`. Sums wrap around.
+    fn dot(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums;
+    /// Sums that start with an i32 or, if [`Self::IN_PAIRS`], two i16.
+    fn splat_small(self, start: i32) -> Self::SmallSums;
+    /// As [`Self::dot`], for bytes of weights below 128, from which nothing is subtracted.
+    fn dot_small(self, sums: Self::SmallSums, weights: Self::Bits, x: u32) -> Self::SmallSums;
+    fn widen_small(self, sums: Self::SmallSums) -> Self::Sums;
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for the sums of AMX"))]
     fn load_sums(self, from: &[i32; WIDTH]) -> Self::Sums;
     /// The sums wrap around.
@@ -108,6 +121,17 @@ pub(crate) enum InstructionSet {
     NeonI8mm(Neon<true, true>),
 }
 
+/// How an instruction set multiplies integers.
+#[derive(Clone, Copy)]
+pub(crate) struct Dots {
+    /// [`Lanes::ROWS_INTEGERS`].
+    pub(crate) rows: usize,
+    /// [`Lanes::DOT_BIAS`].
+    pub(crate) bias: i32,
+    /// [`Lanes::IN_PAIRS`].
+    pub(crate) in_pairs: bool,
+}
+
 impl InstructionSet {
     /// Every set that this processor has, the best last.
     pub(crate) fn available() -> impl Iterator<Item = Self> {
@@ -135,32 +159,18 @@ impl InstructionSet {
         Self::available().last().unwrap_or(Self::Portable)
     }
 
-    /// Rows of activations that a kernel multiplies at once with integer weights.
-    pub(crate) fn rows_of_integers(self) -> usize {
-        struct Rows;
-        impl Task for Rows {
-            type Output = usize;
+    /// How this set multiplies integers.
+    pub(crate) fn dots(self) -> Dots {
+        struct Find;
+        impl Task for Find {
+            type Output = Dots;
 
             #[inline(always)]
-            fn run<L: Lanes>(self, _: L) -> usize {
-                L::ROWS_INTEGERS
+            fn run<L: Lanes>(self, _: L) -> Dots {
+                Dots { rows: L::ROWS_INTEGERS, bias: L::DOT_BIAS, in_pairs: L::IN_PAIRS }
             }
         }
-        self.run(Rows)
-    }
-
-    /// The [`Lanes::DOT_BIAS`] of products of bytes.
-    pub(crate) fn dot_bias(self) -> i32 {
-        struct Bias;
-        impl Task for Bias {
-            type Output = i32;
-
-            #[inline(always)]
-            fn run<L: Lanes>(self, _: L) -> i32 {
-                L::DOT_BIAS
-            }
-        }
-        self.run(Bias)
+        self.run(Find)
     }
 
     /// Runs a task that multiplies no integers, so that it need not be compiled for the instructions that do.
@@ -221,6 +231,7 @@ impl Lanes for Portable {
     type Float = [f32; WIDTH];
     type Bits = [u32; WIDTH];
     type Sums = [i32; WIDTH];
+    type SmallSums = [i32; WIDTH];
 
     // Of 16 (x86-64) or 32 (aarch64) registers of four lanes.
     const ROWS: usize = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
@@ -260,6 +271,11 @@ impl Lanes for Portable {
     #[inline(always)]
     fn load_bits(self, from: &[u32; WIDTH]) -> [u32; WIDTH] {
         *from
+    }
+
+    #[inline(always)]
+    fn store_bits(self, bits: [u32; WIDTH], to: &mut [u32; WIDTH]) {
+        *to = bits;
     }
 
     #[inline(always)]
@@ -312,12 +328,27 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn dot<const SMALL: bool>(self, mut sums: [i32; WIDTH], weights: [u32; WIDTH], x: u32) -> [i32; WIDTH] {
+    fn dot(self, mut sums: [i32; WIDTH], weights: [u32; WIDTH], x: u32) -> [i32; WIDTH] {
         let x = x.to_le_bytes().map(|byte| i32::from(byte as i8));
         for (sum, weight) in sums.iter_mut().zip(weights) {
             let q = |index: u32| (weight >> (8 * index) & 255) as i32;
             *sum = sum.wrapping_add(q(0) * x[0] + q(1) * x[1] + q(2) * x[2] + q(3) * x[3]);
         }
+        sums
+    }
+
+    #[inline(always)]
+    fn splat_small(self, start: i32) -> [i32; WIDTH] {
+        self.splat_sums(start)
+    }
+
+    #[inline(always)]
+    fn dot_small(self, sums: [i32; WIDTH], weights: [u32; WIDTH], x: u32) -> [i32; WIDTH] {
+        self.dot(sums, weights, x)
+    }
+
+    #[inline(always)]
+    fn widen_small(self, sums: [i32; WIDTH]) -> [i32; WIDTH] {
         sums
     }
 
@@ -411,7 +442,12 @@ mod tests {
 
         #[inline(always)]
         fn run<L: Lanes>(self, lanes: L) -> Self::Output {
-            let sums = lanes.dot::<SMALL>(lanes.splat_sums(5), lanes.load_bits(&self.weights), self.x);
+            let weights = lanes.load_bits(&self.weights);
+            let sums = if SMALL {
+                lanes.widen_small(lanes.dot_small(lanes.splat_small(5), weights, self.x))
+            } else {
+                lanes.dot(lanes.splat_sums(5), weights, self.x)
+            };
             let mut out = [0.0; WIDTH];
             lanes.store(lanes.sums_to_float(sums), &mut out);
             (out, if SMALL { 0 } else { L::DOT_BIAS })

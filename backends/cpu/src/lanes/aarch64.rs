@@ -78,17 +78,22 @@ fn dot_mixed(mut sums: int32x4_t, weights: uint8x16_t, x: int8x16_t) -> int32x4_
     sums
 }
 
-/// As [`dot_signed`], with the instructions of every processor. `SMALL` promises that no byte of `weights` is -128.
+/// As [`dot_signed`], with the instructions of every processor.
 #[inline]
 #[target_feature(enable = "neon")]
-fn dot_pairs<const SMALL: bool>(sums: int32x4_t, weights: int8x16_t, x: int8x16_t) -> int32x4_t {
+fn dot_pairs(sums: int32x4_t, weights: int8x16_t, x: int8x16_t) -> int32x4_t {
     let low = vmull_s8(vget_low_s8(weights), vget_low_s8(x));
     let high = vmull_high_s8(weights, x);
-    if SMALL {
-        // Two products of at most 127 * 128 fit 16 bits.
-        return vpadalq_s16(sums, vpaddq_s16(low, high));
-    }
     vaddq_s32(sums, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)))
+}
+
+/// As [`dot_pairs`], for weights that are not -128.
+#[inline]
+#[target_feature(enable = "neon")]
+fn dot_small_pairs(sums: int32x4_t, weights: int8x16_t, x: int8x16_t) -> int32x4_t {
+    // Two products of at most 127 * 128 fit 16 bits.
+    let low = vmull_s8(vget_low_s8(weights), vget_low_s8(x));
+    vpadalq_s16(sums, vpaddq_s16(low, vmull_high_s8(weights, x)))
 }
 
 // SAFETY of every block below: `self` exists, so the processor has the instructions; loads and stores go through
@@ -98,6 +103,7 @@ impl<const DOTPROD: bool, const I8MM: bool> Lanes for Neon<DOTPROD, I8MM> {
     type Float = [float32x4_t; 4];
     type Bits = [uint32x4_t; 4];
     type Sums = [int32x4_t; 4];
+    type SmallSums = [int32x4_t; 4];
 
     // 6 rows x 4 registers of sums, 4 of weights, 1 of activations: 29 of 32.
     const ROWS: usize = 6;
@@ -185,6 +191,12 @@ impl<const DOTPROD: bool, const I8MM: bool> Lanes for Neon<DOTPROD, I8MM> {
     }
 
     #[inline(always)]
+    fn store_bits(self, bits: Self::Bits, to: &mut [u32; WIDTH]) {
+        // SAFETY: four elements each, see above.
+        unsafe { registers!(|index| vst1q_u32(to[4 * index..][..4].as_mut_ptr(), bits[index])) };
+    }
+
+    #[inline(always)]
     fn store(self, value: Self::Float, to: &mut [f32; WIDTH]) {
         // SAFETY: four elements each, see above.
         unsafe { registers!(|index| vst1q_f32(to[4 * index..][..4].as_mut_ptr(), value[index])) };
@@ -243,22 +255,47 @@ impl<const DOTPROD: bool, const I8MM: bool> Lanes for Neon<DOTPROD, I8MM> {
     }
 
     #[inline(always)]
-    fn dot<const SMALL: bool>(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
+    fn dot(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
         // SAFETY: `self` exists, see above.
         unsafe {
             let x = vreinterpretq_s8_u32(vdupq_n_u32(x));
             if I8MM {
                 return registers!(|index| dot_mixed(sums[index], vreinterpretq_u8_u32(weights[index]), x));
             }
-            // Flipping the upper bit of a byte subtracts the bias; small bytes are the same signed and unsigned.
-            let bias = vdupq_n_u32(if SMALL { 0 } else { 0x8080_8080 });
+            // Flipping the upper bit of a byte subtracts the bias.
+            let bias = vdupq_n_u32(0x8080_8080);
             let signed = registers!(|index| vreinterpretq_s8_u32(veorq_u32(weights[index], bias)));
             if DOTPROD {
                 registers!(|index| dot_signed(sums[index], signed[index], x))
             } else {
-                registers!(|index| dot_pairs::<SMALL>(sums[index], signed[index], x))
+                registers!(|index| dot_pairs(sums[index], signed[index], x))
             }
         }
+    }
+
+    #[inline(always)]
+    fn splat_small(self, start: i32) -> Self::SmallSums {
+        self.splat_sums(start)
+    }
+
+    #[inline(always)]
+    fn dot_small(self, sums: Self::SmallSums, weights: Self::Bits, x: u32) -> Self::SmallSums {
+        // SAFETY: `self` exists, see above.
+        unsafe {
+            let x = vreinterpretq_s8_u32(vdupq_n_u32(x));
+            // Small bytes are the same signed and unsigned.
+            let weights = registers!(|index| vreinterpretq_s8_u32(weights[index]));
+            if DOTPROD {
+                registers!(|index| dot_signed(sums[index], weights[index], x))
+            } else {
+                registers!(|index| dot_small_pairs(sums[index], weights[index], x))
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn widen_small(self, sums: Self::SmallSums) -> Self::Sums {
+        sums
     }
 
     #[inline(always)]

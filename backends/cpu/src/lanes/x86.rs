@@ -1,7 +1,7 @@
 //! x86-64: AVX2 (two registers of eight lanes) and AVX-512 (one of sixteen).
 
 use super::{Lanes, Task, WIDTH};
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 /// AVX2 with FMA and F16C: every x86-64 processor since 2013 (Intel) and 2015 (AMD) but a few small ones. With `VNNI` also
 /// AVX-VNNI, which multiplies bytes.
@@ -24,7 +24,7 @@ impl<const VNNI: bool> Avx2<VNNI> {
     }
 }
 
-/// AVX-512 F (foundation), with all of [`Avx2`]. With `VNNI` also AVX-512 VNNI, which multiplies bytes.
+/// AVX-512 F (foundation) and BW (bytes and words), with all of [`Avx2`]. With `VNNI` also AVX-512 VNNI, which multiplies bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512<const VNNI: bool>(());
 
@@ -33,6 +33,7 @@ impl<const VNNI: bool> Avx512<VNNI> {
     pub(crate) fn detect() -> Option<Self> {
         let found = Avx2::<false>::detect().is_some()
             && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
             && (!VNNI || is_x86_feature_detected!("avx512vnni"));
         found.then_some(Self(()))
     }
@@ -48,20 +49,43 @@ impl<const VNNI: bool> Avx512<VNNI> {
 /// # Safety
 /// The processor has AVX2.
 #[inline(always)]
-unsafe fn dot_8<const SMALL: bool>(sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+unsafe fn dot_8(sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
     // SAFETY: by the caller's promise.
     unsafe {
-        if SMALL {
-            // Two products of at most 127 * 127 fit 16 bits.
-            let pairs = _mm256_maddubs_epi16(weights, x);
-            return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-        }
         // Bytes 0 and 2, then 1 and 3, as pairs of 16 bits.
         let (x_even, x_odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x));
         let even = _mm256_madd_epi16(_mm256_and_si256(weights, _mm256_set1_epi16(255)), x_even);
         let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(weights), x_odd);
         _mm256_add_epi32(sums, _mm256_add_epi32(even, odd))
     }
+}
+
+/// Adds the products of small bytes as [`Lanes::dot_small`] in pairs, for sixteen sums. Two products of at most 127 * 127 fit 16 bits.
+///
+/// Volatile instructions stay in order: left to itself the compiler reorders the sums of several rows such that registers do not suffice.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn dot_pairs(mut sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: the instructions read and write these registers only, and the function enables their feature.
+    unsafe {
+        asm!(
+            "vpmaddubsw {products}, {weights}, {x}",
+            "vpaddw {sums}, {sums}, {products}",
+            products = out(ymm_reg) _, sums = inout(ymm_reg) sums, weights = in(ymm_reg) weights, x = in(ymm_reg) x,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
+/// Adds up the two sums of each pair.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn add_pairs(sums: __m256i) -> __m256i {
+    // SAFETY: by the caller's promise.
+    unsafe { _mm256_madd_epi16(sums, _mm256_set1_epi16(1)) }
 }
 
 // SAFETY of every block below: `self` exists, so the processor has the instructions; loads and stores go through
@@ -71,12 +95,15 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Float = [__m256; 2];
     type Bits = [__m256i; 2];
     type Sums = [__m256i; 2];
+    type SmallSums = [__m256i; 2];
 
+    const IN_PAIRS: bool = !VNNI;
     // 6 rows x 2 registers of sums, 2 of weights, 1 of activations: 15 of 16.
     const ROWS: usize = 6;
     const ROWS_DECODING: usize = 4;
-    // 2 rows x 2 registers of f32 and of integers, 2 of weights, 1 of activations, 2 of constants: 13 of 16.
-    const ROWS_INTEGERS: usize = 2;
+    // 4 rows x 2 registers of integers, 2 of weights, 3 of activations, 1 of products, 1 of constants: 15 of 16. The sums in f32 are in
+    // memory.
+    const ROWS_INTEGERS: usize = 4;
 
     #[inline(always)]
     fn run<T: Task>(self, task: T) -> T::Output {
@@ -146,6 +173,16 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         let (low, high) = from.split_at(WIDTH / 2);
         // SAFETY: eight elements each, see above.
         unsafe { [_mm256_loadu_si256(low.as_ptr().cast()), _mm256_loadu_si256(high.as_ptr().cast())] }
+    }
+
+    #[inline(always)]
+    fn store_bits(self, bits: Self::Bits, to: &mut [u32; WIDTH]) {
+        let (low, high) = to.split_at_mut(WIDTH / 2);
+        // SAFETY: eight elements each, see above.
+        unsafe {
+            _mm256_storeu_si256(low.as_mut_ptr().cast(), bits[0]);
+            _mm256_storeu_si256(high.as_mut_ptr().cast(), bits[1]);
+        }
     }
 
     #[inline(always)]
@@ -221,7 +258,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn dot<const SMALL: bool>(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
+    fn dot(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
         // SAFETY: `self` exists, see above.
         unsafe {
             let x = _mm256_set1_epi32(x as i32);
@@ -231,8 +268,31 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
                     _mm256_dpbusd_avx_epi32(sums[1], weights[1], x),
                 ];
             }
-            [dot_8::<SMALL>(sums[0], weights[0], x), dot_8::<SMALL>(sums[1], weights[1], x)]
+            [dot_8(sums[0], weights[0], x), dot_8(sums[1], weights[1], x)]
         }
+    }
+
+    #[inline(always)]
+    fn splat_small(self, start: i32) -> Self::SmallSums {
+        self.splat_sums(start)
+    }
+
+    #[inline(always)]
+    fn dot_small(self, sums: Self::SmallSums, weights: Self::Bits, x: u32) -> Self::SmallSums {
+        if VNNI {
+            return self.dot(sums, weights, x);
+        }
+        // SAFETY: `self` exists, see above.
+        unsafe {
+            let x = _mm256_set1_epi32(x as i32);
+            [dot_pairs(sums[0], weights[0], x), dot_pairs(sums[1], weights[1], x)]
+        }
+    }
+
+    #[inline(always)]
+    fn widen_small(self, sums: Self::SmallSums) -> Self::Sums {
+        // SAFETY: `self` exists, see above.
+        if VNNI { sums } else { unsafe { [add_pairs(sums[0]), add_pairs(sums[1])] } }
     }
 
     #[inline(always)]
@@ -285,19 +345,22 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     type Float = __m512;
     type Bits = __m512i;
     type Sums = __m512i;
+    type SmallSums = __m512i;
 
+    const IN_PAIRS: bool = !VNNI;
     // 12 registers of sums keep two multiply-adders of latency four busy; there are 32.
     const ROWS: usize = 12;
     const ROWS_DECODING: usize = 12;
     const ROWS_INTEGERS: usize = 12;
+    const UNPACKS: bool = false;
 
     #[inline(always)]
     fn run<T: Task>(self, task: T) -> T::Output {
-        #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx2,fma,f16c")]
         fn enter<T: Task, const VNNI: bool>(lanes: Avx512<VNNI>, task: T) -> T::Output {
             task.run(lanes)
         }
-        #[target_feature(enable = "avx512f,avx512vnni,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx2,fma,f16c")]
         fn enter_vnni<T: Task, const VNNI: bool>(lanes: Avx512<VNNI>, task: T) -> T::Output {
             task.run(lanes)
         }
@@ -342,6 +405,12 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits {
         // SAFETY: sixteen elements, see above.
         unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn store_bits(self, bits: Self::Bits, to: &mut [u32; WIDTH]) {
+        // SAFETY: sixteen elements, see above.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), bits) }
     }
 
     #[inline(always)]
@@ -398,21 +467,40 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn dot<const SMALL: bool>(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
+    fn dot(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
         // SAFETY: `self` exists, see above.
         unsafe {
             if VNNI {
                 return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(x as i32));
             }
-            let x = _mm256_set1_epi32(x as i32);
-            let low = dot_8::<SMALL>(_mm512_castsi512_si256(sums), _mm512_castsi512_si256(weights), x);
-            let high = dot_8::<SMALL>(
-                _mm512_extracti64x4_epi64::<1>(sums),
-                _mm512_extracti64x4_epi64::<1>(weights),
-                x,
-            );
-            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+            let x = _mm512_set1_epi32(x as i32);
+            // As in `dot_8`.
+            let (x_even, x_odd) =
+                (_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(x)), _mm512_srai_epi16::<8>(x));
+            let even = _mm512_madd_epi16(_mm512_and_si512(weights, _mm512_set1_epi16(255)), x_even);
+            let odd = _mm512_madd_epi16(_mm512_srli_epi16::<8>(weights), x_odd);
+            _mm512_add_epi32(sums, _mm512_add_epi32(even, odd))
         }
+    }
+
+    #[inline(always)]
+    fn splat_small(self, start: i32) -> Self::SmallSums {
+        self.splat_sums(start)
+    }
+
+    #[inline(always)]
+    fn dot_small(self, sums: Self::SmallSums, weights: Self::Bits, x: u32) -> Self::SmallSums {
+        if VNNI {
+            return self.dot(sums, weights, x);
+        }
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_add_epi16(sums, _mm512_maddubs_epi16(weights, _mm512_set1_epi32(x as i32))) }
+    }
+
+    #[inline(always)]
+    fn widen_small(self, sums: Self::SmallSums) -> Self::Sums {
+        // SAFETY: `self` exists, see above.
+        if VNNI { sums } else { unsafe { _mm512_madd_epi16(sums, _mm512_set1_epi16(1)) } }
     }
 
     #[inline(always)]

@@ -80,8 +80,10 @@ impl<B: Integers> Task for Panels<'_, '_, B> {
                     }
                 }
                 for row in 0..ROWS {
+                    let mut sums = [0.0; WIDTH];
+                    lanes.store(totals[row], &mut sums);
                     // SAFETY: this task owns the panels.
-                    unsafe { out.set(lanes, group.first + row, panel, totals[row]) };
+                    unsafe { out.set(group.first + row, panel, &sums) };
                 }
             }
         }

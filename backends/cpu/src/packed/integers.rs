@@ -9,16 +9,18 @@
 //! With the scales of both it is added to the f32 of the output, in the order of the inputs: a row's result depends neither on
 //! the other rows nor on the threads.
 
+mod tile;
+
 use super::{
     amx::{ROWS_OF_TILE, Tiled, WORDS_OF_TILE},
     panel::Integers,
-    product::Output,
-    tile::prefetch,
+    product::{Output, pieces},
 };
-use crate::lanes::{InstructionSet, Lanes, Task, WIDTH};
+use crate::lanes::{Dots, InstructionSet, Lanes, Task, WIDTH};
 use dsrun_core::op::LinearW8A8;
 use rayon::prelude::*;
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
+use tile::{Packed, Tiles, Unpack, Unpacked, Weights};
 
 /// Multiplications below which a task is not worth handing to another thread.
 const SMALLEST_TASK: usize = 64 << 10;
@@ -36,6 +38,9 @@ pub(crate) struct QuantisedRow<'a> {
     /// One for each group of integers.
     pub(crate) scales: &'a [f32],
 }
+
+/// Groups of rows from which on it takes less time to unpack the integers of a panel once, where every group unpacks them otherwise.
+const GROUPS_WORTH_UNPACKING: usize = 3;
 
 /// Rows that a kernel multiplies at once.
 #[derive(Clone, Copy, PartialEq)]
@@ -94,21 +99,28 @@ pub(super) struct Factors {
     pub(super) scale: f32,
     /// The scaled sum of the activations, which the offset of weights is multiplied with.
     pub(super) offset: f32,
-    /// The start of the sum: what the zero of the weights adds to it is subtracted.
+    /// The start of the sum: what the zero of the weights adds to it is subtracted. Two numbers of 16 bits where sums are
+    /// of pairs ([`Lanes::IN_PAIRS`]).
     pub(super) start: i32,
 }
 
 impl Activations {
-    /// Arranges rows for panels of `parts` parts, `per_sum` of which have a common sum. `zero` is what is still to be subtracted from
-    /// weights after their multiplication.
+    /// Arranges rows for panels of `parts` parts, `per_sum` of which have a common sum. `zero` is the zero of the weights.
     fn new<B: Integers>(
         rows: &[QuantisedRow<'_>],
         parts: usize,
         per_sum: usize,
         zero: i32,
         groups: Vec<Group>,
+        dots: Dots,
         pool: &rayon::ThreadPool,
     ) -> Self {
+        let starts = if !B::SMALL {
+            // The bias that products subtract from the weights is a part of their zero.
+            Starts { zero: zero - dots.bias, in_pairs: false }
+        } else {
+            Starts { zero, in_pairs: dots.in_pairs }
+        };
         let (width, sums) = (parts * B::DOTS, parts / per_sum);
         let mut words = vec![0; rows.len() * width];
         let mut factors = vec![Factors::default(); rows.len() * sums];
@@ -122,7 +134,7 @@ impl Activations {
         });
         let fill = |(group, words, factors): (&Group, &mut [u32], &mut [Factors])| {
             for (index, row) in rows[group.first..][..group.count].iter().enumerate() {
-                set_row::<B>(row, per_sum, zero, (*group, index), words, factors);
+                set_row::<B>(row, per_sum, starts, (*group, index), words, factors);
             }
         };
         if rows.len() * width < SMALLEST_TASK {
@@ -147,7 +159,7 @@ impl Activations {
 fn set_row<B: Integers>(
     row: &QuantisedRow<'_>,
     per_sum: usize,
-    zero: i32,
+    starts: Starts,
     (group, index): (Group, usize),
     words: &mut [u32],
     factors: &mut [Factors],
@@ -170,8 +182,30 @@ fn set_row<B: Integers>(
     for (sum, integers) in row.integers.chunks(length).enumerate() {
         let total = integers.iter().map(|byte| i32::from(*byte)).sum::<i32>();
         let scale = row.scales[sum * length / of_scale];
-        factors[sum * count + index] =
-            Factors { scale, offset: scale * total as f32, start: total.wrapping_mul(-zero) };
+        let start = starts.of::<B>(integers, total);
+        factors[sum * count + index] = Factors { scale, offset: scale * total as f32, start };
+    }
+}
+
+/// The starts of sums.
+#[derive(Clone, Copy)]
+struct Starts {
+    /// What is still to be subtracted from weights after their multiplication.
+    zero: i32,
+    /// Whether the activations of a part that are the first two bytes of a word, and those that are the last two, have sums of their own.
+    in_pairs: bool,
+}
+
+impl Starts {
+    /// The start for the activations of a sum, which add up to `total`.
+    #[inline(always)]
+    fn of<B: Integers>(self, integers: &[i8], total: i32) -> i32 {
+        if !self.in_pairs {
+            return total.wrapping_mul(-self.zero);
+        }
+        let first = integers.iter().take(B::PART / 2).map(|byte| i32::from(*byte)).sum::<i32>();
+        let [first, last] = [first, total - first].map(|sum| sum.wrapping_mul(-self.zero));
+        first & 0xFFFF | last << 16
     }
 }
 
@@ -201,11 +235,9 @@ pub(super) fn multiply<B: Integers>(
     let groups = first.scales.len();
     let per_sum = if B::SCALED { 1 } else { blocks * B::PARTS / groups };
     let zero = if B::OFFSET_HAS_ZERO { zero } else { B::ZERO };
-    let tiled = Tiled::new::<B>(instructions, per_sum);
-    let groups = Group::of_rows(rows.len(), tiled.is_some(), instructions.rows_of_integers());
-    // A bias that products subtract from the weights is a part of their zero.
-    let bias = if B::SMALL { 0 } else { instructions.dot_bias() };
-    let x = Activations::new::<B>(rows, blocks * B::PARTS, per_sum, zero - bias, groups, pool);
+    let (tiled, dots) = (Tiled::new::<B>(instructions, per_sum), instructions.dots());
+    let groups = Group::of_rows(rows.len(), tiled.is_some(), dots.rows);
+    let x = Activations::new::<B>(rows, blocks * B::PARTS, per_sum, zero, groups, dots, pool);
     let product = Product { panels, blocks, per_sum, zero, x: &x, out: Output::new(out, outputs) };
     let count = outputs.div_ceil(WIDTH);
     let work = outputs.saturating_mul(first.integers.len()).saturating_mul(x.rows);
@@ -257,163 +289,99 @@ impl<B: Integers> Task for Panels<'_, '_, B> {
 
 impl<B: Integers> Product<'_, B> {
     fn compute<L: Lanes>(&self, lanes: L, panels: Range<usize>, groups: &[Group]) {
-        if let [Group { count: 1, .. }] = groups {
+        if let [group @ Group { count: 1, .. }] = groups {
             // Two halves side by side, each from front to back: two streams of weights from memory.
             let half = panels.len() / 2;
-            let first = panels.start..panels.start + half;
-            lanes.run(Tiles::<B, 2, 1> { product: self, panels: first, apart: half, groups });
-            let last = panels.start + 2 * half..panels.end;
-            lanes.run(Tiles::<B, 1, 1> { product: self, panels: last, apart: 0, groups });
+            for panel in panels.start..panels.start + half {
+                self.row_of_panels(lanes, [panel, panel + half], group);
+            }
+            for panel in panels.start + 2 * half..panels.end {
+                self.row_of_panels(lanes, [panel], group);
+            }
             return;
         }
         let bytes_of_group = 4 * self.x.width * L::ROWS_INTEGERS;
+        let (mut totals, mut unpacked) = (Vec::new(), Unpacked::new());
         for slab in groups.chunks((SLAB_BYTES / bytes_of_group.max(1)).max(1)) {
+            let unpacks = L::UNPACKS && B::UNPACKS && slab.len() >= GROUPS_WORTH_UNPACKING;
+            totals.resize(slab.iter().map(|group| group.count).sum(), [[0.0; WIDTH]]);
             for panel in panels.clone() {
-                for groups in slab.chunk_by(|a, b| a.count == b.count) {
-                    self.groups_of_panel(lanes, panel, groups);
+                let (packed, all) = (self.panel(panel), 0..self.blocks);
+                if unpacks {
+                    for blocks in pieces(all, Unpacked::<B>::BLOCKS) {
+                        lanes.run(Unpack { packed: packed.range(&blocks), unpacked: &mut unpacked });
+                        self.rows_of_panel(lanes, &unpacked, &blocks, slab, &mut totals);
+                    }
+                } else {
+                    self.rows_of_panel(lanes, packed, &all, slab, &mut totals);
+                }
+                let first = slab.first().map_or(0, |group| group.first);
+                for (row, [sums]) in totals.iter().enumerate() {
+                    // SAFETY: this task owns the panels.
+                    unsafe { self.out.set(first + row, panel, sums) };
                 }
             }
         }
     }
 
-    /// Multiplies a panel with groups of the same size.
-    fn groups_of_panel<L: Lanes>(&self, lanes: L, panel: usize, groups: &[Group]) {
-        macro_rules! groups {
-            ($count:literal) => {
-                lanes.run(Tiles::<B, 1, $count> { product: self, panels: panel..panel + 1, apart: 0, groups })
-            };
-        }
-        match groups.first().map_or(0, |group| group.count) {
-            0 => {}
-            1 => groups!(1),
-            2 => groups!(2),
-            4 => groups!(4),
-            6 => groups!(6),
-            8 => groups!(8),
-            _ => groups!(12),
-        }
-    }
-}
-
-/// The outputs of panels, `P` at a time, for groups of `M` rows.
-struct Tiles<'a, 'p, B, const P: usize, const M: usize> {
-    product: &'a Product<'p, B>,
-    /// The first panels of each tile.
-    panels: Range<usize>,
-    /// From a panel of a tile to the next.
-    apart: usize,
-    groups: &'a [Group],
-}
-
-impl<B: Integers, const P: usize, const M: usize> Task for Tiles<'_, '_, B, P, M> {
-    type Output = ();
-
-    #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
-    fn run<L: Lanes>(self, lanes: L) {
-        let Product { panels, blocks, per_sum, zero, x, out } = self.product;
-        for panel in self.panels.clone() {
-            let of = |index: usize| &panels[(panel + index * self.apart) * blocks..][..*blocks];
-            for group in self.groups {
-                let (words, factors) = (x.words_of(*group), x.factors_of(*group));
-                let (per_sum, zero) = (*per_sum, *zero as f32);
-                let tile = Tile::<B, P, M> { panels: std::array::from_fn(of), per_sum, zero, words, factors };
-                let sums = tile.sums(lanes);
-                for index in 0..P {
-                    for m in 0..M {
-                        // SAFETY: this task owns the panels.
-                        unsafe {
-                            out.set(lanes, group.first + m, panel + index * self.apart, sums[index][m])
-                        };
-                    }
-                }
-            }
+    /// Computes the only row of `P` panels.
+    fn row_of_panels<L: Lanes, const P: usize>(&self, lanes: L, panels: [usize; P], group: &Group) {
+        let (mut totals, weights) = ([[[0.0; WIDTH]; P]], panels.map(|panel| self.panel(panel)));
+        let (blocks, groups) = (0..self.blocks, std::slice::from_ref(group));
+        lanes.run(Tiles::<B, _, P, 1> {
+            x: self.x,
+            per_sum: self.per_sum,
+            weights,
+            blocks,
+            groups,
+            totals: &mut totals,
+            of: PhantomData,
+        });
+        for (panel, sums) in panels.into_iter().zip(&totals[0]) {
+            // SAFETY: this task owns the panels.
+            unsafe { self.out.set(group.first, panel, sums) };
         }
     }
-}
 
-/// The sums of `P` panels for `M` rows, in the order of `[panel][row]`.
-struct Tile<'a, B, const P: usize, const M: usize> {
-    panels: [&'a [B]; P],
-    per_sum: usize,
-    zero: f32,
-    /// The words of a group of `M` rows.
-    words: &'a [u32],
-    factors: &'a [Factors],
-}
-
-impl<B: Integers, const P: usize, const M: usize> Tile<'_, B, P, M> {
-    #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
-    fn sums<L: Lanes>(self, lanes: L) -> [[L::Float; M]; P] {
-        let blocks = self.panels[0].len();
-        // Parts with scales have sums of their own; other blocks have one part.
-        let per_sum = if B::SCALED { 1 } else { self.per_sum };
-        let parts = blocks * B::PARTS;
-        assert!(self.panels.iter().all(|panel| panel.len() == blocks), "panels are equally long");
-        assert!(self.words.len() == parts * B::DOTS * M, "rows are as long as panels");
-        assert!(self.factors.len() * per_sum == parts * M, "each sum has factors");
-
-        let mut totals = [[lanes.splat(0.0); M]; P];
-        let mut sums = [[lanes.splat_sums(0); M]; P];
-        for index in 0..blocks {
-            let mut block = [&self.panels[0][index]; P];
-            for panel in 0..P {
-                // SAFETY: `index < blocks`, the length of every panel, see above.
-                block[panel] = unsafe { self.panels[panel].get_unchecked(index) };
-                prefetch(lanes, block[panel]);
+    /// Adds what some blocks of a panel contribute to the sums of groups of rows.
+    fn rows_of_panel<L: Lanes, W: Weights<B>>(
+        &self,
+        lanes: L,
+        weights: W,
+        blocks: &Range<usize>,
+        groups: &[Group],
+        mut totals: &mut [[[f32; WIDTH]; 1]],
+    ) {
+        for groups in groups.chunk_by(|a, b| a.count == b.count) {
+            let count = groups.first().map_or(0, |group| group.count);
+            let (here, others) = totals.split_at_mut(groups.len() * count);
+            totals = others;
+            macro_rules! groups {
+                ($count:literal) => {
+                    lanes.run(Tiles::<B, W, 1, $count> {
+                        x: self.x,
+                        per_sum: self.per_sum,
+                        weights: [weights],
+                        blocks: blocks.clone(),
+                        groups,
+                        totals: here,
+                        of: PhantomData,
+                    })
+                };
             }
-            for part in 0..B::PARTS {
-                let at = index * B::PARTS + part;
-                if B::SCALED || at.is_multiple_of(per_sum) {
-                    for row in 0..M {
-                        // SAFETY: `at < parts`, so that `at / per_sum` is below the number of factors of a row.
-                        let start = unsafe { self.factors.get_unchecked(at / per_sum * M + row) }.start;
-                        for panel in 0..P {
-                            sums[panel][row] = lanes.splat_sums(start);
-                        }
-                    }
-                }
-                for word in 0..B::DOTS {
-                    for panel in 0..P {
-                        let weights = block[panel].bytes(lanes, part, word);
-                        for row in 0..M {
-                            // SAFETY: `at < parts` and `word < DOTS`, see above.
-                            let x = unsafe { *self.words.get_unchecked((at * B::DOTS + word) * M + row) };
-                            if B::SMALL {
-                                sums[panel][row] = lanes.dot::<true>(sums[panel][row], weights, x);
-                            } else {
-                                sums[panel][row] = lanes.dot::<false>(sums[panel][row], weights, x);
-                            }
-                        }
-                    }
-                }
-                if !B::SCALED && !(at + 1).is_multiple_of(per_sum) {
-                    continue;
-                }
-                for panel in 0..P {
-                    let (scale, mut offset) = block[panel].affine(lanes, part);
-                    if B::OFFSET_HAS_ZERO {
-                        // The sum is without the zero already. Zeros of whole matrices are powers of two, or scales are, so that
-                        // nothing is rounded.
-                        offset = lanes.mul_add(scale, lanes.splat(self.zero), offset);
-                    }
-                    for row in 0..M {
-                        // SAFETY: as above.
-                        let factors = unsafe { self.factors.get_unchecked(at / per_sum * M + row) };
-                        let mut factor = lanes.splat(factors.scale);
-                        if B::SCALED {
-                            factor = lanes.mul(factor, scale);
-                        }
-                        let total = &mut totals[panel][row];
-                        *total = lanes.mul_add(lanes.sums_to_float(sums[panel][row]), factor, *total);
-                        if B::OFFSET {
-                            *total = lanes.mul_add(offset, lanes.splat(factors.offset), *total);
-                        }
-                    }
-                }
+            match count {
+                0 => {}
+                1 => groups!(1),
+                2 => groups!(2),
+                4 => groups!(4),
+                6 => groups!(6),
+                8 => groups!(8),
+                _ => groups!(12),
             }
         }
-        totals
+    }
+
+    fn panel(&self, panel: usize) -> Packed<'_, B> {
+        Packed { blocks: &self.panels[panel * self.blocks..][..self.blocks], zero: self.zero as f32 }
     }
 }

@@ -155,8 +155,18 @@ pub(super) trait Integers: Block {
     const ZERO: i32;
     /// Whether the offset contains a zero, which may be the same for all blocks of a matrix.
     const OFFSET_HAS_ZERO: bool = false;
-    /// Whether integers are below 128.
-    const SMALL: bool;
+    /// The largest integer; the smallest is 0.
+    const LARGEST: i32;
+    /// Whether integers are small bytes ([`Lanes::dot_small`]). In pairs of bytes, the products of a part with activations of at most 127
+    /// then have sums of 16 bits.
+    const SMALL: bool = {
+        let above = Self::LARGEST - Self::ZERO;
+        let size = if above > Self::ZERO { above } else { Self::ZERO };
+        assert!(Self::LARGEST > 127 || size * 127 * 2 * Self::DOTS as i32 <= i16::MAX as i32);
+        Self::LARGEST <= 127
+    };
+    /// Whether taking the integers of a part out of their block takes about as long as multiplying them with a row of activations.
+    const UNPACKS: bool = false;
     /// Words of activations for a part: of `n` words, word `w` has elements `w`, `w + n`, `w + 2n` and `w + 3n`.
     const DOTS: usize = Self::PART / 4;
 
@@ -175,14 +185,14 @@ pub(super) trait Integers: Block {
 
 macro_rules! integers {
     (
-        $block:ident, $scaled:literal, $offset:literal, $zero:literal, $small:literal $(, $has_zero:literal)?,
-        |$lanes:ident, $of:ident, $part:ident, $word:ident| $bytes:expr $(, $as_tiles:item)?
+        $block:ident, $scaled:literal, $offset:literal, $zero:literal, $largest:literal $(, $has_zero:literal)?,
+        |$lanes:ident, $of:ident, $part:ident, $word:ident| $bytes:expr $(, $more:item)?
     ) => {
         impl Integers for $block {
             const SCALED: bool = $scaled;
             const OFFSET: bool = $offset;
             const ZERO: i32 = $zero;
-            const SMALL: bool = $small;
+            const LARGEST: i32 = $largest;
             $(const OFFSET_HAS_ZERO: bool = $has_zero;)?
 
             #[inline(always)]
@@ -191,7 +201,7 @@ macro_rules! integers {
                 $bytes
             }
 
-            $($as_tiles)?
+            $($more)?
 
             #[inline(always)]
             fn affine<L: Lanes>(&self, lanes: L, part: usize) -> (L::Float, L::Float) {
@@ -202,21 +212,29 @@ macro_rules! integers {
     };
 }
 
-integers!(Q4_0, true, false, 8, true, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
-integers!(Q4_1, true, true, 0, true, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
-integers!(Nibbles, true, true, 0, true, true, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
-integers!(Q4K, true, true, 0, true, |lanes, block, part, word| {
+integers!(Q4_0, true, false, 8, 15, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
+integers!(Q4_1, true, true, 0, 15, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
+integers!(Nibbles, true, true, 0, 15, true, |lanes, block, _part, word| nibbles(lanes, &block.words, word));
+integers!(Q4K, true, true, 0, 15, |lanes, block, part, word| {
     nibbles(lanes, &block.words[4 * part..], word)
 });
-integers!(Q6K, true, false, 32, true, |lanes, block, part, word| block.six_bits(lanes, part, word));
-integers!(Q8_0, true, false, 128, false, |lanes, block, _part, word| lanes.load_bits(&block.words[word]));
-integers!(Bytes, true, true, 0, false, true, |lanes, block, _part, word| lanes.load_bits(&block.words[word]));
+integers!(
+    Q6K,
+    true,
+    false,
+    32,
+    63,
+    |lanes, block, part, word| block.six_bits(lanes, part, word),
+    const UNPACKS: bool = true;
+);
+integers!(Q8_0, true, false, 128, 255, |lanes, block, _part, word| lanes.load_bits(&block.words[word]));
+integers!(Bytes, true, true, 0, 255, true, |lanes, block, _part, word| lanes.load_bits(&block.words[word]));
 integers!(
     Int8,
     false,
     false,
     128,
-    false,
+    255,
     |lanes, block, _part, word| lanes.load_bits(&block.0[word]),
     fn as_tiles(blocks: &[Self]) -> Option<&[[u32; WIDTH]]> {
         Some(bytemuck::cast_slice(blocks))

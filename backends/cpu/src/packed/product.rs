@@ -232,15 +232,12 @@ impl<'a> Output<'a> {
     /// # Safety
     /// No other thread sets or adds to this panel at the same time.
     #[inline(always)]
-    pub(super) unsafe fn set<L: Lanes>(&self, lanes: L, row: usize, panel: usize, sums: L::Float) {
+    pub(super) unsafe fn set(&self, row: usize, panel: usize, sums: &[f32; WIDTH]) {
         // SAFETY: by the caller's promise.
         let out = unsafe { self.of_panel(row, panel) };
-        if let Some(out) = out.first_chunk_mut() {
-            lanes.store(sums, out);
-        } else {
-            let mut all = [0.0; WIDTH];
-            lanes.store(sums, &mut all);
-            out.copy_from_slice(&all[..out.len()]);
+        match out.first_chunk_mut() {
+            Some(out) => *out = *sums,
+            None => out.copy_from_slice(&sums[..out.len()]),
         }
     }
 

@@ -261,15 +261,16 @@ impl PanelProduct<'_> {
             std::array::from_fn(|index| &blocks[(panel + index) * self.stride + self.first..][..self.inputs]);
         let x: [&[f32]; M] =
             std::array::from_fn(|index| &self.x[(row + index) * self.x_stride..][..self.inputs]);
-        let sums = Tile { panels, x, source: Source::Decoded }.run(lanes);
-        for (index, sums) in sums.iter().enumerate() {
-            for (m, sums) in sums.iter().enumerate() {
+        let sums = Tile { panels, x, source: Source::Decoded }.sums(lanes);
+        for index in 0..P {
+            for m in 0..M {
                 let start = (row + m) * self.out_stride + (panel + index) * WIDTH;
                 let Some(out) = self.out[start..].first_chunk_mut() else { continue };
-                let sums = lanes.load(sums);
-                // A product by one rounds nothing, so that this is an addition.
-                let sums =
-                    if self.add { lanes.mul_add(sums, lanes.splat(1.0), lanes.load(out)) } else { sums };
+                let mut sums = sums[index][m];
+                if self.add {
+                    // A product by one rounds nothing, so that this is an addition.
+                    sums = lanes.mul_add(sums, lanes.splat(1.0), lanes.load(out));
+                }
                 lanes.store(sums, out);
             }
         }

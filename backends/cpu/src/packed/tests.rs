@@ -253,7 +253,7 @@ fn quantised_activations_meet_weights_of_every_format(
         "int4g128_f16"
     )]
     name: &str,
-    #[values(32, 96, 256, 512)] inputs: usize,
+    #[values(32, 96, 256, 768)] inputs: usize,
     #[values(32, 64)] group: usize,
 ) {
     let format = WeightFormat::from_name(name).unwrap();

@@ -41,8 +41,20 @@ impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
     type Output = [[[f32; WIDTH]; M]; P];
 
     #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
     fn run<L: Lanes>(self, lanes: L) -> Self::Output {
+        let mut out = [[[0.0; WIDTH]; M]; P];
+        for (out, sums) in out.iter_mut().flatten().zip(self.sums(lanes).into_iter().flatten()) {
+            lanes.store(sums, out);
+        }
+        out
+    }
+}
+
+impl<B: Block, const P: usize, const M: usize> Tile<'_, B, P, M> {
+    /// The sums, in registers.
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
+    pub(super) fn sums<L: Lanes>(self, lanes: L) -> [[L::Float; M]; P] {
         let blocks = self.panels[0].len();
         assert!(self.panels.iter().all(|panel| panel.len() == blocks), "a strip is as long in every panel");
         assert!(self.x.iter().all(|x| x.len() == blocks * B::LENGTH), "a strip is as long in every row");
@@ -54,11 +66,13 @@ impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
             for panel in 0..P {
                 // SAFETY: every panel has `blocks` blocks, see above.
                 block[panel] = unsafe { self.panels[panel].get_unchecked(index) };
-                if self.source == Source::Memory {
-                    prefetch(lanes, block[panel]);
-                }
             }
             for part in 0..B::PARTS {
+                if self.source == Source::Memory {
+                    for panel in 0..P {
+                        prefetch(lanes, block[panel], part);
+                    }
+                }
                 let mut scale = [block[0].scale(lanes, part); P];
                 for panel in 1..P {
                     scale[panel] = block[panel].scale(lanes, part);
@@ -86,20 +100,17 @@ impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
                 }
             }
         }
-        let mut out = [[[0.0; WIDTH]; M]; P];
-        for (out, sums) in out.iter_mut().flatten().zip(sums.into_iter().flatten()) {
-            lanes.store(sums, out);
-        }
-        out
+        sums
     }
 }
 
-/// Prefetches the part of a panel that is [`AHEAD`] of a block. The hardware prefetcher stops at the end of a page of 4 KiB,
-/// which is soon reached.
+/// Prefetches what is [`AHEAD`] of a part of a block; all parts together prefetch as much as the block has. The hardware prefetcher
+/// stops at the end of a page of 4 KiB, which is soon reached.
 #[inline(always)]
-pub(super) fn prefetch<L: Lanes, B>(lanes: L, block: &B) {
+pub(super) fn prefetch<L: Lanes, B: Block>(lanes: L, block: &B, part: usize) {
     let ahead = std::ptr::from_ref(block).cast::<u8>().wrapping_add(AHEAD);
-    for line in 0..size_of::<B>().div_ceil(64) {
+    let lines = size_of::<B>().div_ceil(64).div_ceil(B::PARTS);
+    for line in lines * part..lines * (part + 1) {
         lanes.prefetch(ahead.wrapping_add(64 * line));
     }
 }
