@@ -1,7 +1,8 @@
 //! Products of quantised activations and integer weights, in integers.
 //!
 //! Four activations are one word, which is multiplied with four integers of all sixteen rows of a panel at once: one instruction
-//! where the processor has VNNI or i8mm, a few with AVX2. Integers of weights are unsigned: those of signed formats are stored with a zero
+//! where the processor has VNNI or i8mm. AVX2 adds up products of two bytes only, in 16 bits: those of small integers are kept as
+//! such up to the end of a part, and those of bytes are multiplied as numbers of 16 bits. Integers of weights are unsigned: those of signed formats are stored with a zero
 //! added, and the zero times the sum of the activations is subtracted from the sum. Intermediate sums may wrap
 //! around; the result fits, so it is right.
 //!
@@ -301,16 +302,17 @@ impl<B: Integers> Product<'_, B> {
             return;
         }
         let bytes_of_group = 4 * self.x.width * L::ROWS_INTEGERS;
-        let (mut totals, mut unpacked) = (Vec::new(), Unpacked::new());
+        let (mut totals, mut unpacked) = (Vec::new(), None);
         for slab in groups.chunks((SLAB_BYTES / bytes_of_group.max(1)).max(1)) {
             let unpacks = L::UNPACKS && B::UNPACKS && slab.len() >= GROUPS_WORTH_UNPACKING;
             totals.resize(slab.iter().map(|group| group.count).sum(), [[0.0; WIDTH]]);
             for panel in panels.clone() {
                 let (packed, all) = (self.panel(panel), 0..self.blocks);
                 if unpacks {
+                    let unpacked = unpacked.get_or_insert_with(Unpacked::new);
                     for blocks in pieces(all, Unpacked::<B>::BLOCKS) {
-                        lanes.run(Unpack { packed: packed.range(&blocks), unpacked: &mut unpacked });
-                        self.rows_of_panel(lanes, &unpacked, &blocks, slab, &mut totals);
+                        lanes.run(Unpack { packed: packed.range(&blocks), unpacked });
+                        self.rows_of_panel(lanes, &*unpacked, &blocks, slab, &mut totals);
                     }
                 } else {
                     self.rows_of_panel(lanes, packed, &all, slab, &mut totals);

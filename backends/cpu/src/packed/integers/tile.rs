@@ -7,7 +7,7 @@ use super::{
 use crate::lanes::{Lanes, Task, WIDTH};
 use std::{marker::PhantomData, ops::Range};
 
-/// Elements of a row of the integers that are unpacked at a time: 4 KiB for sixteen rows, which stay in the L1 cache.
+/// Elements of a row that are unpacked at a time: 12 KiB for sixteen rows with their scales, which stay in the L1 cache.
 const UNPACKED: usize = 512;
 
 /// Elements of a part of blocks that are unpacked.
