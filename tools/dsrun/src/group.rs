@@ -25,20 +25,37 @@ pub(crate) struct Rank {
     pub(crate) memory: BufferSlice,
 }
 
+/// A tensor and its memory.
+pub(crate) struct Place {
+    pub(crate) tensor: TensorDesc,
+    pub(crate) memory: BufferSlice,
+}
+
 impl Rank {
-    /// Binds an op to the tensor, which it reads, or also updates.
+    /// Binds a collective to the tensor, which it reads, or also updates.
     pub(crate) fn bind(&self, op: impl Into<Op>, updates: bool) -> Result<Box<dyn BoundCall>> {
-        let results = || updates.then(|| self.tensor.clone()).into_iter().collect();
-        let operands = vec![Some(OperandDesc::Tensor(self.tensor.clone()))];
-        let call = CallDesc { op: op.into(), operands, results: results(), comm: Some(self.comm.clone()) };
+        let own = Place { tensor: self.tensor.clone(), memory: self.memory.clone() };
+        self.bind_to(op, &own, updates.then_some(&own), Some(self.comm.clone()))
+    }
+
+    /// Binds an op of one operand; a collective if there is a group.
+    pub(crate) fn bind_to(
+        &self,
+        op: impl Into<Op>,
+        operand: &Place,
+        result: Option<&Place>,
+        comm: Option<Arc<dyn Comm>>,
+    ) -> Result<Box<dyn BoundCall>> {
+        let operands = vec![Some(OperandDesc::Tensor(operand.tensor.clone()))];
+        let results = result.iter().map(|result| result.tensor.clone()).collect();
+        let call = CallDesc { op: op.into(), operands, results, comm };
         let plan = CheckedPlan::new(&*self.device, call.validate()?)?;
         let workspace = match plan.workspace_bytes() {
             0 => None,
             bytes => Some(BufferSlice::whole(self.device.allocate(bytes, MemoryKind::Device)?)),
         };
-        let binding = Binding::new(self.memory.clone());
-        let results = if updates { vec![binding.clone()] } else { Vec::new() };
-        let operands = vec![Some(Argument::Tensor(binding))];
+        let results = result.iter().map(|result| Binding::new(result.memory.clone())).collect();
+        let operands = vec![Some(Argument::Tensor(Binding::new(operand.memory.clone())))];
         Ok(plan.bind(&Arguments { operands, results, workspace })?)
     }
 

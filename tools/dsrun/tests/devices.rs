@@ -201,6 +201,13 @@ fn all_reduces_are_measured() {
     }
     let ran = bench(&["--tp", "2", "--size", "1KiB", "--repeat", "1"]);
     assert!(ran.code == Some(0) && ran.out.contains("on 2 ranks") && ran.out.contains("1024"), "{}", ran.out);
+    let ran = bench(&["--tp", "2", "--size", "1KiB,20", "--check", "80"]);
+    let right = "100 all-reduces of 1024 bytes: the right bits on all 2 ranks";
+    assert!(ran.code == Some(0) && ran.out.contains(right) && ran.out.contains("of 20 bytes"), "{}", ran.out);
+    let ran = bench(&["--tp", "2", "--size", "1KiB", "--check", "1", "--json"]);
+    assert_eq!(json(&ran.out)[0]["all_reduces"], 50, "{}", ran.err);
+    let ran = bench(&["--tp", "2", "--check", "1", "--repeat", "2"]);
+    assert!(ran.code == Some(2) && ran.err.contains("cannot be used with"), "{}", ran.err);
     for (flags, part) in [
         (&["--tp", "1"][..], "needs several devices"),
         (&["--tp", "2", "--size", "3"], "3 is not a whole number of elements of bf16"),

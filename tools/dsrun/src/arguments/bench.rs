@@ -143,6 +143,10 @@ pub(crate) struct BenchAllReduce {
     /// The type of the elements.
     #[arg(long, value_enum, default_value_t = Dtype::Bf16, value_name = "TYPE")]
     pub(crate) dtype: Dtype,
+    /// Measure nothing, but compare so many all-reduces of each size with the sums of the ranks' numbers, bit by bit, while ranks are
+    /// late at random.
+    #[arg(long, value_name = "COUNT", value_parser = positive, conflicts_with = "repeat")]
+    pub(crate) check: Option<usize>,
     #[command(flatten)]
     pub(crate) measure: MeasureArguments,
     #[command(flatten)]

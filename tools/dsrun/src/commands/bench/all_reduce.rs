@@ -1,7 +1,9 @@
-//! `dsrun bench all-reduce`: measures all-reduces over several devices, for tensors of several sizes.
+//! `dsrun bench all-reduce`: measures all-reduces over several devices, for tensors of several sizes, or [compares](replays) them.
 //!
 //! A measurement is one launch of several all-reduces in a row, as in a step of a model. Its time is that of the rank that came last: the
 //! others waited for it in their first one.
+
+mod replays;
 
 use super::median::median;
 use crate::{
@@ -45,6 +47,14 @@ struct Size {
     bus_bytes_per_second: f64,
 }
 
+/// All-reduces of one size whose results were right.
+#[derive(Debug, Serialize)]
+struct Checked {
+    bytes: usize,
+    all_reduces: u64,
+    seconds: f64,
+}
+
 pub(crate) fn run(command: &BenchAllReduce, terminal: &Terminal) -> Result<()> {
     let dtype = match command.dtype {
         Dtype::F32 => DType::F32,
@@ -66,14 +76,35 @@ pub(crate) fn run(command: &BenchAllReduce, terminal: &Terminal) -> Result<()> {
         ranks.len() > 1,
         "bench all-reduce needs several devices, but this is one\nhint: choose them with --tp or --devices"
     );
-    let mut sizes = Vec::new();
-    for size in &command.size {
-        let bytes = usize::try_from(size.0).unwrap_or(usize::MAX);
+    let lengths: Vec<usize> =
+        command.size.iter().map(|size| usize::try_from(size.0).unwrap_or(usize::MAX)).collect();
+    for bytes in &lengths {
         ensure!(
             bytes.is_multiple_of(dtype.bytes()),
             "--size {bytes} is not a whole number of elements of {dtype}, which have {} bytes",
             dtype.bytes()
         );
+    }
+    if let Some(count) = command.check {
+        let mut checked = Vec::new();
+        for bytes in lengths {
+            let what = format!("all-reduces of {}", Bytes(bytes as u64));
+            let (bar, start) = (terminal.counter(&what), Instant::now());
+            let all_reduces = replays::check(ranks, bytes, dtype, count as u64, &bar).context(what)?;
+            bar.finish_and_clear();
+            let seconds = start.elapsed().as_secs_f64();
+            if !command.measure.json {
+                print(&format!(
+                    "{all_reduces} all-reduces of {bytes} bytes: the right bits on all {} ranks, {seconds:.1} s",
+                    ranks.len()
+                ))?;
+            }
+            checked.push(Checked { bytes, all_reduces, seconds });
+        }
+        return if command.measure.json { print_json(&checked) } else { Ok(()) };
+    }
+    let mut sizes = Vec::new();
+    for bytes in lengths {
         terminal.note(&format!("measuring {}", Bytes(bytes as u64)));
         let seconds = measure(ranks, bytes, dtype, command.measure.repeat)
             .with_context(|| format!("all-reduces of {bytes} bytes"))?;
