@@ -35,10 +35,8 @@ pub(crate) trait Lanes: Copy {
     type Float: Copy;
     /// Sixteen u32.
     type Bits: Copy;
-    /// Sixteen i32.
+    /// Sixteen i32; of products of small bytes thirty-two i16 if [`Self::IN_PAIRS`].
     type Sums: Copy;
-    /// Sums of products of small bytes: sixteen i32, or thirty-two i16 if [`Self::IN_PAIRS`].
-    type SmallSums: Copy;
 
     /// Rows of activations a kernel multiplies at once with dense weights: as many sums as fit the registers.
     const ROWS: usize;
@@ -81,11 +79,19 @@ pub(crate) trait Lanes: Copy {
     /// Adds to each sum the products of the four unsigned bytes of `weights`, less [`Self::DOT_BIAS`], and the four signed bytes of
     /// `x`. Sums wrap around.
     fn dot(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums;
-    /// Sums that start with an i32 or, if [`Self::IN_PAIRS`], two i16.
-    fn splat_small(self, start: i32) -> Self::SmallSums;
-    /// As [`Self::dot`], for bytes of weights below 128, from which nothing is subtracted.
-    fn dot_small(self, sums: Self::SmallSums, weights: Self::Bits, x: u32) -> Self::SmallSums;
-    fn widen_small(self, sums: Self::SmallSums) -> Self::Sums;
+    /// As [`Self::dot`], for bytes of weights below 128, from which nothing is subtracted. Sums are of 16 bits if [`Self::IN_PAIRS`]:
+    /// two for each of the others.
+    #[inline(always)]
+    fn dot_small(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
+        const { assert!(Self::DOT_BIAS == 0 && !Self::IN_PAIRS) };
+        self.dot(sums, weights, x)
+    }
+    /// The sums of 32 bits, from those of [`Self::dot_small`].
+    #[inline(always)]
+    fn widen_small(self, sums: Self::Sums) -> Self::Sums {
+        const { assert!(!Self::IN_PAIRS) };
+        sums
+    }
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for the sums of AMX"))]
     fn load_sums(self, from: &[i32; WIDTH]) -> Self::Sums;
     /// The sums wrap around.
@@ -231,7 +237,6 @@ impl Lanes for Portable {
     type Float = [f32; WIDTH];
     type Bits = [u32; WIDTH];
     type Sums = [i32; WIDTH];
-    type SmallSums = [i32; WIDTH];
 
     // Of 16 (x86-64) or 32 (aarch64) registers of four lanes.
     const ROWS: usize = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
@@ -338,21 +343,6 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn splat_small(self, start: i32) -> [i32; WIDTH] {
-        self.splat_sums(start)
-    }
-
-    #[inline(always)]
-    fn dot_small(self, sums: [i32; WIDTH], weights: [u32; WIDTH], x: u32) -> [i32; WIDTH] {
-        self.dot(sums, weights, x)
-    }
-
-    #[inline(always)]
-    fn widen_small(self, sums: [i32; WIDTH]) -> [i32; WIDTH] {
-        sums
-    }
-
-    #[inline(always)]
     fn load_sums(self, from: &[i32; WIDTH]) -> [i32; WIDTH] {
         *from
     }
@@ -444,7 +434,7 @@ mod tests {
         fn run<L: Lanes>(self, lanes: L) -> Self::Output {
             let weights = lanes.load_bits(&self.weights);
             let sums = if SMALL {
-                lanes.widen_small(lanes.dot_small(lanes.splat_small(5), weights, self.x))
+                lanes.widen_small(lanes.dot_small(lanes.splat_sums(5), weights, self.x))
             } else {
                 lanes.dot(lanes.splat_sums(5), weights, self.x)
             };

@@ -103,7 +103,6 @@ impl<const DOTPROD: bool, const I8MM: bool> Lanes for Neon<DOTPROD, I8MM> {
     type Float = [float32x4_t; 4];
     type Bits = [uint32x4_t; 4];
     type Sums = [int32x4_t; 4];
-    type SmallSums = [int32x4_t; 4];
 
     // 6 rows x 4 registers of sums, 4 of weights, 1 of activations: 29 of 32.
     const ROWS: usize = 6;
@@ -274,12 +273,7 @@ impl<const DOTPROD: bool, const I8MM: bool> Lanes for Neon<DOTPROD, I8MM> {
     }
 
     #[inline(always)]
-    fn splat_small(self, start: i32) -> Self::SmallSums {
-        self.splat_sums(start)
-    }
-
-    #[inline(always)]
-    fn dot_small(self, sums: Self::SmallSums, weights: Self::Bits, x: u32) -> Self::SmallSums {
+    fn dot_small(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
         // SAFETY: `self` exists, see above.
         unsafe {
             let x = vreinterpretq_s8_u32(vdupq_n_u32(x));
@@ -291,11 +285,6 @@ impl<const DOTPROD: bool, const I8MM: bool> Lanes for Neon<DOTPROD, I8MM> {
                 registers!(|index| dot_small_pairs(sums[index], weights[index], x))
             }
         }
-    }
-
-    #[inline(always)]
-    fn widen_small(self, sums: Self::SmallSums) -> Self::Sums {
-        sums
     }
 
     #[inline(always)]

@@ -95,7 +95,6 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Float = [__m256; 2];
     type Bits = [__m256i; 2];
     type Sums = [__m256i; 2];
-    type SmallSums = [__m256i; 2];
 
     const IN_PAIRS: bool = !VNNI;
     // 6 rows x 2 registers of sums, 2 of weights, 1 of activations: 15 of 16.
@@ -273,12 +272,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn splat_small(self, start: i32) -> Self::SmallSums {
-        self.splat_sums(start)
-    }
-
-    #[inline(always)]
-    fn dot_small(self, sums: Self::SmallSums, weights: Self::Bits, x: u32) -> Self::SmallSums {
+    fn dot_small(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
         if VNNI {
             return self.dot(sums, weights, x);
         }
@@ -290,7 +284,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn widen_small(self, sums: Self::SmallSums) -> Self::Sums {
+    fn widen_small(self, sums: Self::Sums) -> Self::Sums {
         // SAFETY: `self` exists, see above.
         if VNNI { sums } else { unsafe { [add_pairs(sums[0]), add_pairs(sums[1])] } }
     }
@@ -345,7 +339,6 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     type Float = __m512;
     type Bits = __m512i;
     type Sums = __m512i;
-    type SmallSums = __m512i;
 
     const IN_PAIRS: bool = !VNNI;
     // 12 registers of sums keep two multiply-adders of latency four busy; there are 32.
@@ -484,12 +477,7 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn splat_small(self, start: i32) -> Self::SmallSums {
-        self.splat_sums(start)
-    }
-
-    #[inline(always)]
-    fn dot_small(self, sums: Self::SmallSums, weights: Self::Bits, x: u32) -> Self::SmallSums {
+    fn dot_small(self, sums: Self::Sums, weights: Self::Bits, x: u32) -> Self::Sums {
         if VNNI {
             return self.dot(sums, weights, x);
         }
@@ -498,7 +486,7 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn widen_small(self, sums: Self::SmallSums) -> Self::Sums {
+    fn widen_small(self, sums: Self::Sums) -> Self::Sums {
         // SAFETY: `self` exists, see above.
         if VNNI { sums } else { unsafe { _mm512_madd_epi16(sums, _mm512_set1_epi16(1)) } }
     }

@@ -15,6 +15,7 @@ const PART: usize = 16;
 
 /// The integers of some blocks of a panel of type `B`, with their scales.
 pub(super) trait Weights<B>: Copy {
+    /// A part of a block.
     type Part: Part;
 
     /// Blocks.
@@ -237,7 +238,7 @@ impl<B: Integers, W: Weights<B>, const P: usize, const M: usize> Task for Tiles<
     }
 }
 
-/// The sums of `P` panels for `M` rows, in the order of `[panel][row]`.
+/// Blocks of `P` panels and a group of `M` rows. Totals are in the order of `[panel][row]`.
 struct Tile<'a, B, W, const P: usize, const M: usize> {
     weights: [W; P],
     blocks_of_sum: usize,
@@ -250,7 +251,9 @@ struct Tile<'a, B, W, const P: usize, const M: usize> {
 }
 
 impl<B: Integers, W: Weights<B>, const P: usize, const M: usize> Tile<'_, B, W, P, M> {
+    /// The totals with the sums of these blocks, which are added in order.
     #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
     fn add_to<L: Lanes>(self, lanes: L, mut totals: [[L::Float; M]; P]) -> [[L::Float; M]; P] {
         let (weights, blocks_of_sum) = (self.weights, self.blocks_of_sum);
         let blocks = weights[0].len();
@@ -262,15 +265,10 @@ impl<B: Integers, W: Weights<B>, const P: usize, const M: usize> Tile<'_, B, W, 
         for (sum, first) in (0..blocks).step_by(blocks_of_sum).enumerate() {
             for part in 0..B::PARTS {
                 let factors = &self.factors[(sum * B::PARTS + part) * M..][..M];
-                let mut small = [[lanes.splat_small(0); M]; P];
                 let mut sums = [[lanes.splat_sums(0); M]; P];
                 for row in 0..M {
                     for panel in 0..P {
-                        if B::SMALL {
-                            small[panel][row] = lanes.splat_small(factors[row].start);
-                        } else {
-                            sums[panel][row] = lanes.splat_sums(factors[row].start);
-                        }
+                        sums[panel][row] = lanes.splat_sums(factors[row].start);
                     }
                 }
                 // SAFETY: `first` is a block, and `part` one of its parts.
@@ -292,11 +290,12 @@ impl<B: Integers, W: Weights<B>, const P: usize, const M: usize> Tile<'_, B, W, 
                                 for row in 0..M {
                                     // SAFETY: `at + word < parts * DOTS`, see above.
                                     let x = unsafe { *self.words.get_unchecked((at + $word) * M + row) };
-                                    if B::SMALL {
-                                        small[panel][row] = lanes.dot_small(small[panel][row], bytes, x);
+                                    let sum = &mut sums[panel][row];
+                                    *sum = if B::SMALL {
+                                        lanes.dot_small(*sum, bytes, x)
                                     } else {
-                                        sums[panel][row] = lanes.dot(sums[panel][row], bytes, x);
-                                    }
+                                        lanes.dot(*sum, bytes, x)
+                                    };
                                 }
                             }
                         };
@@ -322,8 +321,10 @@ impl<B: Integers, W: Weights<B>, const P: usize, const M: usize> Tile<'_, B, W, 
                         if B::SCALED {
                             factor = lanes.mul(factor, scale);
                         }
-                        let sum =
-                            if B::SMALL { lanes.widen_small(small[panel][row]) } else { sums[panel][row] };
+                        let mut sum = sums[panel][row];
+                        if B::SMALL {
+                            sum = lanes.widen_small(sum);
+                        }
                         let total = &mut totals[panel][row];
                         *total = lanes.mul_add(lanes.sums_to_float(sum), factor, *total);
                         if B::OFFSET {

@@ -5,7 +5,7 @@
 //! numbers write to the same memory in turn: a result that is not written, or written from old data, is then a wrong one.
 
 use crate::group::{LIMIT, Place, Rank, on_ranks};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use dsrun_core::{
     DType, TensorDesc,
     device::{BufferSlice, Device, MemoryKind},
@@ -22,8 +22,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// All-reduces of a graph.
-const CALLS: usize = 50;
+/// The most all-reduces of a graph.
+const MOST_CALLS: usize = 50;
+/// Bytes of the tensors of a graph, if one of them is not larger: the host keeps those of all graphs for each rank.
+const GRAPH_BYTES: usize = 32 << 20;
 /// Graphs, with numbers and delays of their own.
 const GRAPHS: usize = 4;
 /// Rows that the longest delay copies, of [`COLUMNS`] f32: some tens of microseconds on a GPU.
@@ -45,11 +47,13 @@ pub(super) fn check(
     count: u64,
     bar: &ProgressBar,
 ) -> Result<u64> {
-    let replays = count.div_ceil(CALLS as u64);
-    bar.set_length(replays * CALLS as u64);
+    let job = Job::new(bytes, dtype, devices.len())?;
+    let calls = job.calls as u64;
+    let replays = count.div_ceil(calls);
+    let all = replays.checked_mul(calls).with_context(|| format!("{count} are too many all-reduces"))?;
+    bar.set_length(all);
     let scratch = TensorDesc::dense(DType::F32, &[MOST_ROWS, COLUMNS]);
     on_ranks(devices, &scratch, |rank| {
-        let job = Job { bytes, dtype, ranks: devices.len() };
         let sums = job.bind(rank)?;
         // All ranks launch the same graphs.
         let (mut order, mut pauses) = (StdRng::seed_from_u64(0), StdRng::seed_from_u64(1 + rank.rank as u64));
@@ -62,19 +66,19 @@ pub(super) fn check(
             rank.stream.download(&sums.results, &mut found, "all-reduces", LIMIT)?;
             rank.comm.status()?;
             if let Some((call, element)) = job.difference(&found, &sums.expected[index]) {
-                let call = replay * CALLS as u64 + call as u64;
+                let call = replay * calls + call as u64;
                 bail!("element {element} of all-reduce {call} is wrong on rank {}", rank.rank);
             }
             if rank.rank == 0 {
-                bar.inc(CALLS as u64);
+                bar.inc(calls);
             }
         }
         Ok(())
     })?;
-    Ok(replays * CALLS as u64)
+    Ok(all)
 }
 
-/// Waits without giving the processor away, as it would be for longer.
+/// Waits, without a sleep: that would take longer than it should.
 fn pause(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -88,6 +92,10 @@ struct Job {
     bytes: usize,
     dtype: DType,
     ranks: usize,
+    /// From a tensor to the next.
+    stride: usize,
+    /// All-reduces of a graph.
+    calls: usize,
 }
 
 /// The graphs of a rank.
@@ -100,30 +108,36 @@ struct Sums {
 }
 
 impl Job {
+    fn new(bytes: usize, dtype: DType, ranks: usize) -> Result<Self> {
+        let stride = bytes.checked_next_multiple_of(ALIGNMENT).filter(|_| bytes > 0);
+        let stride = stride.with_context(|| format!("no tensor has {bytes} bytes"))?;
+        Ok(Self { bytes, dtype, ranks, stride, calls: (GRAPH_BYTES / stride).clamp(1, MOST_CALLS) })
+    }
+
     fn bind(&self, rank: &mut Rank) -> Result<Sums> {
         let allocate = |bytes: usize| -> Result<BufferSlice> {
             Ok(BufferSlice::whole(rank.device.allocate(bytes, MemoryKind::Device)?))
         };
-        let results = allocate(CALLS * self.stride())?;
+        let results = allocate(self.calls * self.stride)?;
         let copied = allocate(rank.memory.bytes)?;
         let tensor = TensorDesc::dense(self.dtype, &[1, self.bytes / self.dtype.bytes()]);
         let mut delays = StdRng::seed_from_u64(1 + rank.rank as u64);
         let (mut graphs, mut expected) = (Vec::new(), Vec::new());
         for graph in 0..GRAPHS {
-            let numbers = allocate(CALLS * self.stride())?;
+            let numbers = allocate(self.calls * self.stride)?;
             let of_rank = |rank| move |call, element| number(rank, graph, call, element);
             rank.stream.upload(&self.tensors(of_rank(rank.rank)), &numbers)?;
             expected.push(
                 self.tensors(|call, element| (0..self.ranks).map(|rank| of_rank(rank)(call, element)).sum()),
             );
             let mut calls = Vec::new();
-            for call in 0..CALLS {
+            for call in 0..self.calls {
                 // Short delays are as frequent as long ones.
                 let rows = 1 << delays.random_range(0..=MOST_ROWS.ilog2());
                 let delay = TensorDesc::dense(DType::F32, &[rows, COLUMNS]);
                 calls.push(copy(rank, &delay, &rank.memory.slice(0, delay.bytes()?)?, &copied)?);
                 // An all-reduce replaces its operand.
-                let place = |memory: &BufferSlice| memory.slice(call * self.stride(), self.bytes);
+                let place = |memory: &BufferSlice| memory.slice(call * self.stride, self.bytes);
                 calls.push(copy(rank, &tensor, &place(&numbers)?, &place(&results)?)?);
                 let sum = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
                 let result = Place { tensor: tensor.clone(), memory: place(&results)? };
@@ -138,15 +152,10 @@ impl Job {
         Ok(Sums { graphs, results, expected })
     }
 
-    /// From a tensor to the next.
-    fn stride(&self) -> usize {
-        self.bytes.next_multiple_of(ALIGNMENT)
-    }
-
     /// The bytes of the tensors of a graph, from their numbers.
     fn tensors(&self, number: impl Fn(usize, usize) -> f32) -> Vec<u8> {
-        let mut bytes = vec![0; CALLS * self.stride()];
-        for (call, tensor) in bytes.chunks_exact_mut(self.stride()).enumerate() {
+        let mut bytes = vec![0; self.calls * self.stride];
+        for (call, tensor) in bytes.chunks_exact_mut(self.stride).enumerate() {
             let elements = tensor[..self.bytes].chunks_exact_mut(self.dtype.bytes());
             for (element, out) in elements.enumerate() {
                 self.encode(number(call, element), out);
@@ -165,7 +174,7 @@ impl Job {
 
     /// The first call and element whose result is not what is expected.
     fn difference(&self, results: &[u8], expected: &[u8]) -> Option<(usize, usize)> {
-        let tensors = results.chunks_exact(self.stride()).zip(expected.chunks_exact(self.stride()));
+        let tensors = results.chunks_exact(self.stride).zip(expected.chunks_exact(self.stride));
         let mut tensors = tensors.map(|(found, expected)| (&found[..self.bytes], &expected[..self.bytes]));
         let call = tensors.clone().position(|(found, expected)| found != expected)?;
         let (found, expected) = tensors.nth(call)?;
@@ -206,12 +215,12 @@ mod tests {
 
     #[test]
     fn one_wrong_bit_is_found() {
-        let job = Job { bytes: 20, dtype: DType::BF16, ranks: 2 };
+        let job = Job::new(20, DType::BF16, 2).unwrap();
         let expected = job.tensors(|call, element| number(0, 1, call, element));
         assert_eq!(job.difference(&expected, &expected), None);
-        for (call, element) in [(0, 0), (7, 9), (CALLS - 1, 3)] {
+        for (call, element) in [(0, 0), (7, 9), (MOST_CALLS - 1, 3)] {
             let mut found = expected.clone();
-            found[call * job.stride() + 2 * element + 1] ^= 1;
+            found[call * job.stride + 2 * element + 1] ^= 1;
             assert_eq!(job.difference(&found, &expected), Some((call, element)));
         }
         // What is between the tensors does not matter.
@@ -221,14 +230,21 @@ mod tests {
     }
 
     #[test]
+    fn large_tensors_make_short_graphs() {
+        let calls = |bytes| Job::new(bytes, DType::F32, 2).map(|job| job.calls);
+        assert_eq!((calls(4).unwrap(), calls(16 << 20).unwrap(), calls(1 << 40).unwrap()), (50, 2, 1));
+        assert!(calls(0).is_err() && calls(usize::MAX - 3).is_err());
+    }
+
+    #[test]
     fn graphs_differ_in_every_tensor() {
-        let job = Job { bytes: 4, dtype: DType::F32, ranks: 2 };
+        let job = Job::new(4, DType::F32, 2).unwrap();
         let sums = |graph| {
             job.tensors(move |call, element| (0..2).map(|rank| number(rank, graph, call, element)).sum())
         };
         for (a, b) in [(0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3)] {
             let (a, b) = (sums(a), sums(b));
-            assert!(a.chunks(job.stride()).zip(b.chunks(job.stride())).all(|(a, b)| a != b));
+            assert!(a.chunks(job.stride).zip(b.chunks(job.stride)).all(|(a, b)| a != b));
         }
     }
 }
