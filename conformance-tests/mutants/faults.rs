@@ -16,7 +16,7 @@ use crate::{
     wrap::{AccountFault, Run, StreamFault, in_region},
 };
 use dsrun_core::{
-    Code, DType, Error, Result, WeightFormat,
+    BlockFormat, Code, DType, Error, Result, WeightFormat,
     device::{BufferSlice, Stream},
     kernels::{Argument, Arguments, CallDesc, OperandDesc, Support},
     op::{AttentionMask, GroupScore, IN_PROMPT, MoeRoute, Op, RopePairing, RouterNorm, SamplingColumn},
@@ -554,6 +554,22 @@ static FAULTS: &[Fault] = &[
             if in_region() && !matches!(weight.format, WeightFormat::Dense(_)) =>
         {
             result(run, stream, "grouped_linear", 0, |_, y| {
+                (0..y.count()).for_each(|index| y.set_float(index, y.float(index) * 1.25));
+            })
+        }
+        _ => run.right(stream),
+    }),
+    run("region_loses_sinks", |run, stream| match in_region() {
+        true => operand(run, stream, "paged_attention", 9, |_, sinks| {
+            (0..sinks.count()).for_each(|index| sinks.set_float(index, f32::NEG_INFINITY));
+        }),
+        false => run.right(stream),
+    }),
+    run("region_enlarges_floats", |run, stream| match run.call.operands.get(1) {
+        Some(Some(OperandDesc::Weight(weight)))
+            if in_region() && weight.format == WeightFormat::Block(BlockFormat::Mxfp4) =>
+        {
+            result(run, stream, "linear", 0, |_, y| {
                 (0..y.count()).for_each(|index| y.set_float(index, y.float(index) * 1.25));
             })
         }

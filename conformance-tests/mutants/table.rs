@@ -256,6 +256,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "the linear layers of experts by weights of integers are a quarter larger in a region",
         "check/replay_decoder_integer_experts",
     ),
+    mutant("region_loses_sinks", "attention in a region leaves out sinks", "check/replay_decoder_bounds"),
+    mutant(
+        "region_enlarges_floats",
+        "products by weights of mxfp4 are a quarter larger in a region",
+        "check/replay_decoder_floats",
+    ),
     mutant(
         "region_forgets_weights",
         "experts in a region all have the weight of the first",

@@ -148,9 +148,21 @@ pub const CHECKS: &[Check] = &[
     ),
     check!(
         "replay_decoder_integer_experts",
-        "a region of decoder layers gives the results of its body with mixtures of experts of 4 bits",
+        "a region of decoder layers gives the results of its body with mixtures of experts of 4 and 8 bits",
         None,
         decoder::region_of_integer_experts
+    ),
+    check!(
+        "replay_decoder_bounds",
+        "a region of decoder layers gives the results of its body with sinks, biases and bounds as gpt-oss has them",
+        None,
+        decoder::region_of_bounds
+    ),
+    check!(
+        "replay_decoder_floats",
+        "a region of decoder layers gives the results of its body with weights that are floats of 4 bits",
+        None,
+        decoder::region_of_floats
     ),
     check!(
         "replay_decoder_ranks",

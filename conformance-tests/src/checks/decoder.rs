@@ -34,8 +34,8 @@ use dsrun_core::{
 };
 use roundings::apart;
 use shapes::{
-    EXPERTS, EXPERTS_OF_INTEGERS, INTEGERS, LARGE_HEADS, OTHER_HEADS, OVER_RANKS, SHAPES, Shape, VARIANTS,
-    Variant,
+    BOUNDED, EXPERTS, EXPERTS_OF_INTEGERS, FLOATS, INTEGERS, LARGE_HEADS, OTHER_HEADS, OVER_RANKS, SHAPES,
+    Shape, VARIANTS, Variant,
 };
 use std::{iter, sync::Arc};
 
@@ -141,6 +141,8 @@ struct Layers {
     /// Operands of the calls of each that are its own: weights, vectors and biases of products and of the norms before them, and
     /// weights of norms of query and key heads, and of the results of attention and MLP.
     own: Vec<[Vec<Given>; 5]>,
+    /// The sinks of heads of each, or absent ones.
+    sinks: Vec<Given>,
     /// Keys and values, as they are before the first launch.
     caches: Vec<[Tensor; 2]>,
     /// Frequencies of both kinds of attention; absent where heads are not rotated.
@@ -166,7 +168,8 @@ impl Layers {
         let (heads, keys) = (shape.kv_heads * shape.group * shape.size, shape.kv_heads * shape.size);
         let pre_norms = shape.variant.pre_norms;
         let cache = [PAGES, shape.kv_heads, BLOCK, shape.size];
-        let (mut own, mut caches) = (Vec::new(), Vec::new());
+        let of_attention = if shape.dense_attention { WeightFormat::Dense(dtype) } else { format };
+        let (mut own, mut sinks, mut caches) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..LAYERS {
             let selection_bias = match shape.experts {
                 // Scores are below 1.
@@ -191,12 +194,13 @@ impl Layers {
                 if normed && !shape.llama {
                     operands.push(vector(columns, -0.2, 0.2, &[])?);
                 }
-                let bias = if shape.llama { None } else { Some(vector(rows, -0.2, 0.2, lean)?) };
+                let biased = !shape.llama || shape.bounded;
+                let bias = if biased { Some(vector(rows, -0.2, 0.2, lean)?) } else { None };
                 // Dense ones have now and then an element a hundred times as large, which makes rows five times as large.
                 let rare = if matches!(format, WeightFormat::Dense(_)) { 8.0 } else { 1.0 };
                 let size = size / (columns as f64).sqrt() / rare;
                 operands.push(stored.weight(bench, random, format, [rows, columns], size)?);
-                operands.extend(bias);
+                operands.push(bias.unwrap_or(Given::Absent));
                 Ok::<_, Stop>(operands)
             };
             let first = if shape.llama { 2 * shape.inner } else { shape.inner };
@@ -210,8 +214,8 @@ impl Layers {
                 }
             };
             let (before, mut behind) = (
-                product(format, pre_norms, [heads + 2 * keys, shape.hidden], input, &lean)?,
-                product(format, false, [shape.hidden, heads], output, &[])?,
+                product(of_attention, pre_norms, [heads + 2 * keys, shape.hidden], input, &lean)?,
+                product(of_attention, false, [shape.hidden, heads], output, &[])?,
             );
             let halves = match shape.experts {
                 None => [
@@ -252,6 +256,15 @@ impl Layers {
             };
             let norms = widths.map(vector).collect::<Result<Vec<_>, _>>()?;
             own.push([before, behind, up, down, norms]);
+            sinks.push(match shape.bounded {
+                true => {
+                    // Of the size of scores, so that a sink takes more or less of the weight than keys do.
+                    let heads = shape.kv_heads * shape.group;
+                    let all: Vec<f64> = (0..heads).map(|_| random.between(-1.0, 6.0)).collect();
+                    bench.give(&Tensor::floats(DType::F32, &[heads], &all))?
+                }
+                false => Given::Absent,
+            });
             caches.push(match shape.small_weights {
                 false => [2.0, 1.0].map(|size| random.scaled(dtype, &cache, Values::Uniform, size)),
                 true => [0.0, 60_000.0]
@@ -274,7 +287,7 @@ impl Layers {
             false => Ok(Given::Absent),
         };
         let tables = [table(shape.embeds, TOKENS)?, table(shape.embeds && !shape.llama, POSITIONS)?];
-        Ok(Self { shape, dtype, rank: rank.cloned(), own, caches, frequencies, tables })
+        Ok(Self { shape, dtype, rank: rank.cloned(), own, sinks, caches, frequencies, tables })
     }
 
     /// The calls of the layers, with caches of their own: the tape, the caches and the token as values, and the caches as memory.
@@ -318,7 +331,8 @@ impl Layers {
         } else {
             tape.give(&place.x)
         };
-        for (layer, (own, memory)) in self.own.iter().zip(&self.caches).enumerate() {
+        for (layer, ((own, sinks), memory)) in self.own.iter().zip(&self.sinks).zip(&self.caches).enumerate()
+        {
             let (frequencies, window) = (frequencies[layer % 2], variant.windows[layer % 2]);
             let [first, output, up, down, norms] = own
                 .each_ref()
@@ -330,7 +344,7 @@ impl Layers {
                 false => one(tape.call(LayerNorm { eps: 1e-5 }, [x, own[0], own[1]])),
             };
             let linear = |tape: &mut Tape, x, own: &[Option<Value>]| {
-                one(tape.call(Linear { dtype }, [x, own[0], own.get(1).copied().flatten()]))
+                one(tape.call(Linear { dtype }, [x, own[0], own[1]]))
             };
             let vectors = match llama {
                 _ if !variant.pre_norms => 0,
@@ -374,12 +388,13 @@ impl Layers {
             let operands =
                 [query, Some(written[0]), Some(written[1])].into_iter().chain(lengths.iter().copied());
             let attention = PagedAttention { window, ..attention };
-            let mixed = one(tape.call(attention, operands.chain([table, work, None, None, None])));
+            let sinks = tape.give(sinks.clone());
+            let mixed = one(tape.call(attention, operands.chain([table, work, None, sinks, None])));
             let projected = linear(&mut tape, mixed, &output);
             x = sum(&mut tape, x, projected, 0);
             let normed = norm(&mut tape, x, &up);
             if let Some(experts) = self.shape.experts {
-                let mixed = mixture(&mut tape, dtype, experts, normed, &up[1..], down[0]);
+                let mixed = mixture(&mut tape, dtype, (self.shape, experts), normed, &up[1..], &down);
                 x = sum(&mut tape, x, mixed, 1);
                 continue;
             }
@@ -404,19 +419,25 @@ impl Layers {
 }
 
 /// The mixture of experts of `x`, given the router, its selection bias, and both weights of the gated activation; and the last weight.
+/// A bias follows each weight.
 fn mixture(
     tape: &mut Tape,
     dtype: DType,
-    [count, chosen]: [usize; 2],
+    (shape, [count, chosen]): (&Shape, [usize; 2]),
     x: Option<Value>,
     up: &[Option<Value>],
-    down: Option<Value>,
+    down: &[Option<Value>],
 ) -> Option<Value> {
     let one = |results: Vec<Value>| results.first().copied();
-    let &[router, selection_bias, gate, other] = up else { return None };
+    let &[router, router_bias, selection_bias, ref halves @ ..] = up else { return None };
+    let score = match selection_bias {
+        Some(_) => RouterScore::Sigmoid,
+        None if shape.bounded => RouterScore::SoftmaxOfSelected,
+        None => RouterScore::Softmax,
+    };
     let route = MoeRoute {
         top_k: chosen as u32,
-        score: if selection_bias.is_some() { RouterScore::Sigmoid } else { RouterScore::Softmax },
+        score,
         groups: 1,
         top_groups: 1,
         group_score: GroupScore::Max,
@@ -426,18 +447,20 @@ fn mixture(
         threshold: 0.0,
     };
     let (count, first_expert) = (count as u32, 0);
-    let logits = one(tape.call(Linear { dtype: DType::F32 }, [x, router, None]));
+    let logits = one(tape.call(Linear { dtype: DType::F32 }, [x, router, router_bias]));
     let routed = tape.call(route, [logits, None, selection_bias, None, None]);
     let (experts, weights) = (routed.first().copied(), routed.get(1).copied());
     let tables = tape.call(MoeGroup { count, first_expert }, [experts]);
-    let linear = |tape: &mut Tape, x, weight| {
+    let linear = |tape: &mut Tape, x, own: &[Option<Value>]| {
         let tables = [tables.first().copied(), tables.get(1).copied()];
-        let operands = [x, weight, experts, None, tables[0], tables[1]];
+        let operands = [x, own[0], experts, own[1], tables[0], tables[1]];
         one(tape.call(GroupedLinear { dtype, count, first_expert }, operands))
     };
-    let (gate, other) = (linear(tape, x, gate), linear(tape, x, other));
-    let layout = GateLayout::Separate;
-    let gated = GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0, up_offset: 0.0 };
+    let (gate, other) = (linear(tape, x, &halves[..2]), linear(tape, x, &halves[2..]));
+    // Results are about 1 in size: some are beyond the limit.
+    let [limit, up_offset] = if shape.bounded { [1.5, 1.0] } else { [0.0; 2] };
+    let (function, layout) = (shape.variant.function, GateLayout::Separate);
+    let gated = GatedActivation { function, layout, limit, up_offset };
     let activated = one(tape.call(gated, [gate, other, None]));
     let product = linear(tape, activated, down);
     one(tape.call(MoeCombine { count, first_expert }, [product, weights, experts]))
@@ -473,9 +496,19 @@ pub(super) fn region_of_experts(subject: &Subject) -> Outcome {
     of_shapes(subject, &EXPERTS)
 }
 
-/// The same with weights of 4 bits, but for the router.
+/// The same with weights of 4 and 8 bits, but for the router.
 pub(super) fn region_of_integer_experts(subject: &Subject) -> Outcome {
     of_shapes(subject, &EXPERTS_OF_INTEGERS)
+}
+
+/// The same with sinks, biases and bounds.
+pub(super) fn region_of_bounds(subject: &Subject) -> Outcome {
+    of_shapes(subject, &BOUNDED)
+}
+
+/// The same with floats of 4 bits.
+pub(super) fn region_of_floats(subject: &Subject) -> Outcome {
+    of_shapes(subject, &FLOATS)
 }
 
 /// The same with norms after attention and MLP, and with windows.

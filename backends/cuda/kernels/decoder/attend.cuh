@@ -20,13 +20,6 @@ __device__ inline float sum_of_four(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/*
- * The weight of a key whose score differs from the maximum by `below`, zero or negative: a power of 2. In f16 the largest weight is 2^15
- * instead of 1, so that weights keep all 11 bits until they are 2^29 times smaller: a large value can make up for a small weight. The
- * sum of the weights is larger by the same factor.
- */
-__device__ inline float weight_of(float below) { return power(HALF ? below + 15.0f : below); }
-
 /* A lane's fragments of the keys and values of a unit; which keys the token attends to, from `skip` to below `count`; the index of its
  * own key; and the values in memory. */
 struct Unit {
@@ -114,7 +107,7 @@ __device__ inline void write_key(const Model& m, const Layer& layer, const Atten
 /* Attention of a block's share. `fresh` has query, key and value of this token, `pages` the pages of a warp's first two units. The result goes
  * to the splits, or to `whole` if this block alone has all keys of its heads. */
 __device__ inline void attend(const Model& m, const Layer& layer, const AttentionKind& kind, const Share& share, const X* fresh,
-                              int2 pages, const float2* sines, float* room, float* partial, X* whole) {
+                              int2 pages, const float* sinks, const float2* sines, float* room, float* partial, X* whole) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     int kv_head = share.part / PARTS_OF_GROUP, first_head = share.part * TILE_HEADS;
     float* sums = room;
@@ -129,12 +122,10 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Attentio
         maximum[half] = -infinity();
         sum[half] = 0.0f;
     }
-    /* Exponentials are powers of 2. */
-    const float base_2 = 1.44269504088896f;
 #if SOFTCAP
-    float scale = kind.score_scale / m.softcap, cap = m.softcap * base_2;
+    float scale = kind.score_scale / m.softcap, cap = m.softcap * LOG2_OF_E;
 #else
-    float scale = kind.score_scale * base_2;
+    float scale = kind.score_scale * LOG2_OF_E;
 #endif
     bool asked = false;
     auto ask_values = [&](Unit& its) {
@@ -387,7 +378,16 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Attentio
         float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) largest = maxima[head * WARPS + w] > largest ? maxima[head * WARPS + w] : largest;
+#if SINKS
+        /* Otherwise the sink counts when splits are merged. */
+        bool counts = MERGED && share.live == 1;
+        float sink = counts ? sinks[first_head + head] * LOG2_OF_E : -infinity();
+        largest = sink > largest ? sink : largest;
+#endif
         float shift = largest == -infinity() ? 0.0f : largest;
+#if SINKS
+        total = weight_of(sink - shift);
+#endif
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) {
             float factor = power(maxima[head * WARPS + w] - shift);
@@ -417,13 +417,13 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Attentio
 }
 
 /* Merges the splits of a block's heads. The blocks that computed them share their elements. */
-__device__ inline void leave_merged(const Share& share, const float* partial, X* to) {
+__device__ inline void leave_merged(const Share& share, const float* partial, const float* sinks, X* to) {
     const int fours = TILE_HEADS * HEAD / 4;
     int each = (fours + share.live - 1) / share.live;
 #pragma unroll 1
     for (int i = threadIdx.x; i < each && share.split * each + i < fours; i += MULTIPLIERS) {
         int at = (share.part * fours + share.split * each + i) * 4;
-        leave(to + at, merge_four(partial, share.live, at));
+        leave(to + at, merge_four(partial, share.live, sinks, at));
     }
 }
 #endif

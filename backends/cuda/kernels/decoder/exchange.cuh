@@ -73,12 +73,20 @@ __device__ inline void meet() { asm volatile("bar.sync 1, %0;" :: "n"(MULTIPLIER
 
 __device__ inline u32 pair_of(float low, float high) { return (u32)narrow<X>(low).bits | (u32)narrow<X>(high).bits << 16; }
 
-/* 2 to the power x. */
+/* Exponentials are powers of 2. */
+#define LOG2_OF_E 1.44269504088896f
 __device__ inline float power(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+/*
+ * The weight of a key whose score differs from the maximum by `below`, zero or negative: a power of 2. In f16 the largest weight is 2^15
+ * instead of 1, so that weights keep all 11 bits until they are 2^29 times smaller: a large value can make up for a small weight. The
+ * sum of the weights is larger by the same factor.
+ */
+__device__ inline float weight_of(float below) { return power(HALF ? below + 15.0f : below); }
 
 /* A block's share of attention: the keys from `from` to below `keys`, in the units of 16 from `first` to below `units`; the part of the
  * heads; the split, of `live` splits; and the slot of the token in the cache. `end` is the first key after the token. */

@@ -5,8 +5,8 @@
  *
  * With EXPERTS the MLP is a mixture of experts. The router's product follows the norm, and blocks exchange its logits like every other
  * result. In every block the producer warp waits for the logits, chooses the experts (choose.cuh), and copies their weights. The chosen
- * experts, with dense weights or with integers of 4 bits, are treated as one MLP: the outputs of the first product are those of the chosen experts one after the other, each multiplied by
- * the weight of its expert, and a row of the second product is the concatenation of the experts' rows.
+ * experts are treated as one MLP: the outputs of the first product are those of the chosen experts one after the other, each multiplied
+ * by the weight of its expert, and a row of the second product is the concatenation of the experts' rows.
  *
  * Grid: at most one block per SM, all resident. Each block has 8 consumer warps, which multiply, and a producer warp, which copies weights.
  *
@@ -28,7 +28,8 @@
  * Tensor cores: weights are the 16-row operand of mma.m16n8k16 in the order in which they lie in memory, so the 16 bytes of a lane are
  * its whole fragment. With one token the 8 columns of the other operand are free to hold different inputs; of each row of the
  * result only one column counts. So the rows of a run of 8, 4 or 2 outputs are 2, 4 or 8 sets of 32 inputs each, which lie beside each other,
- * and so in different banks (`weights.cuh`). Packed integers of 4 or 8 bits are multiplied by bytes of activations instead (`packed.cuh`).
+ * and so in different banks (`weights.cuh`). Packed integers of 4 or 8 bits are multiplied by bytes of activations instead (`packed.cuh`); of
+ * floats of 4 bits a lane has inputs of a scale of its own (`floats.cuh`). With DENSE_ATTENTION only the MLP has packed weights.
  *
  * Where blocks have several runs of a product, two teams of four warps take runs in turn: while one team waits for its next run, the other
  * one multiplies.
@@ -79,13 +80,18 @@ __device__ inline float apply(float x) {
 #else
 #define RESULT(number, place) (place)
 #endif
+#if SINKS
+#define SINKS_OF(l) (extras[l].sinks)
+#else
+#define SINKS_OF(l) ((const float*)nullptr)
+#endif
 
 /* This block's tiles of a product, with the norm in front of it and its epilogue. If blocks keep the token, every block takes the result
  * in front of the norm, and `post_norm` is the weight of that result's own norm. */
 template <int P>
 __device__ inline void run_product(const Model& m, const Layer& layer, const AttentionKind& kind, const Thread& t, const Share& share, int l,
-                                   int& turn, Ring& ring, u32 barriers, u8* mine, const float* partial, const float2* sines,
-                                   float2* scratch, const G* post_norm = nullptr) {
+                                   int& turn, Ring& ring, u32 barriers, u8* mine, const float* partial, const float* sinks,
+                                   const float2* sines, float2* scratch, const G* post_norm = nullptr) {
     constexpr int TILES = TILES_OF[P], RUNS = RUNS_OF[P], RUN = ROWS_OF[P];
     /* Warps that finish a tile together: one for each 8 outputs of its runs. */
     constexpr int FINISHERS = RUN > 8 ? RUN / 8 : 1;
@@ -103,23 +109,27 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
     if (P == INPUT && first >= TILES) stage(false);
 #endif
     if (first >= TILES) return;
-    /* With packed integers the router has its activations as they are. */
-    u8* activations = memory + (P == ROUTER && BITS ? PLAIN_AT : ACTIVATIONS_AT);
+    /* With planes of bytes the router has its activations as they are. */
+    u8* activations = memory + (P == ROUTER && PLANES ? PLAIN_AT : ACTIVATIONS_AT);
     float* sums = (float*)(memory + SUMS_AT);
     mine += (i64)l * LAYER_BYTES;
     /* The source of residuals, and the destination of results. */
     const X* before = P == OUTPUT ? l ? (const X*)mine : m.x : (const X*)(mine + MIDDLE_AT);
     i64 after = (i64)l * LAYER_BYTES + (P == INPUT ? QUERIES_AT : P == OUTPUT ? MIDDLE_AT : P == UP ? INNER_AT : LAYER_BYTES);
     bool leaves = t.lane % SHARERS == 0;
-    const BIAS* bias = P == ROUTER ? nullptr : layer.biases[P == ROUTER ? UP : P];
+#if EXPERTS
+    const ExpertLayer& experts = ((const ExpertLayer*)(memory + EXPERT_TABLE_AT))[l];
+    const Choice choice(m.rule, (u32*)(memory + CHOICE_AT));
+    const BIAS* bias = P == ROUTER ? experts.router_bias : layer.biases[P == ROUTER ? UP : P];
+#else
+    const BIAS* bias = layer.biases[P == ROUTER ? UP : P];
+#endif
     /* Operands of the epilogue of this warp's part of a tile, loaded ahead of the product. */
     bool finishes;
     Rows rows;
     int low, high;
     float add_low, add_high, sine, cosine;
-#if BITS && !GROUP
-    float scale_low, scale_high;
-#endif
+    float scale_low = 1.0f, scale_high = 1.0f;
     X* cache;
     X residual;
     X* to;
@@ -154,18 +164,40 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
         }
         residual = X{0};
         if (finishes) {
-            add_low = or_else(bias, low, 0.0f);
-            if (RUNS == 2) add_high = or_else(bias, high, 0.0f);
+#if EXPERTS
+            /* The choice of experts is known in the second half of the MLP; in the first, see `read_biases`. */
+            if (P == DOWN) {
+#pragma unroll
+                for (int slot = 0; bias && slot < CHOSEN; ++slot) {
+                    add_low += choice.weights[slot] * widen(bias[(i64)choice.chosen[slot] * HIDDEN + low]);
+                }
+            } else
+#endif
+            if (!IS_OF_EXPERTS(P)) {
+                add_low = or_else(bias, low, 0.0f);
+                if (RUNS == 2) add_high = or_else(bias, high, 0.0f);
+            }
             if (!KEEPS_TOKEN && (P == OUTPUT || P == DOWN)) residual = load_fresh_one(before + low);
         }
-#if BITS && !GROUP
-        const SCALE* scales = (const SCALE*)(layer.weights[P] + NUMBERS_AT(P));
-        scale_low = finishes ? widen(scales[low]) : 0.0f;
-        scale_high = finishes && RUNS == 2 ? widen(scales[high]) : 0.0f;
+#if BITS
+        if (IS_SCALED(P)) {
+            const SCALE* scales = (const SCALE*)(layer.weights[P] + NUMBERS_AT(P));
+            scale_low = finishes ? widen(scales[low]) : 0.0f;
+            scale_high = finishes && RUNS == 2 ? widen(scales[high]) : 0.0f;
+        }
 #endif
         to = (X*)(m.exchange + after) + low;
     };
     read_ahead(first);
+    /* The biases of a chosen expert, once a slot with its weights was full. */
+    auto read_biases = [&]() {
+#if EXPERTS
+        if (P != UP || !finishes || !bias) return;
+        i64 at = (i64)choice.chosen[low / EXPERT_INNER] * EXPERT_INNER + low % EXPERT_INNER;
+        add_low = widen(bias[at]);
+        add_high = or_else(experts.second_bias, at, 0.0f);
+#endif
+    };
     Factors<P> factors;
     /* With two teams, the ring slots of this warp's team, and the index of its next run. */
     constexpr int TEAMS = TEAMS_OF[P];
@@ -193,7 +225,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
         if (MERGED) {
             stage_plain<HEADS * HEAD>((const X*)(mine + MERGED_AT), activations);
         } else {
-            stage_merged(partial, share.live, activations);
+            stage_merged(partial, share.live, sinks, activations);
         }
     } else {
         stage_plain<INNER>((const X*)(mine + INNER_AT), activations);
@@ -216,6 +248,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
 #pragma unroll 1
             for (; tile < TILES && tiles < WARPS / FINISHERS; ++tiles, tile += GRID) {
                 factors.multiply_tile(own_sum, tile + GRID < TILES, activations, t, ring, barriers);
+                if (tiles == 0) read_biases();
                 own_sum += FINISHERS * RUNS * (SUMS_OF[P] * 4);
             }
         } else {
@@ -230,13 +263,14 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
             }
         }
         meet();
+        if (TEAMS > 1) read_biases();
         if (t.warp < tiles * FINISHERS) {
             float a = sum_of_sharers<SHARERS, TEAMS>(from);
             float b = RUNS == 2 ? sum_of_sharers<SHARERS, TEAMS>(from + SUMS_OF[P]) : 0.0f;
-#if BITS && !GROUP
-            a *= scale_low;
-            b *= scale_high;
-#endif
+            if (IS_SCALED(P)) {
+                a *= scale_low;
+                b *= scale_high;
+            }
             if (P == OUTPUT || P == DOWN) {
                 if (!KEEPS_TOKEN && (P == DOWN || l > 0)) {
                     for (u32 polls = 0; residual.bits == 0xffffu; count_poll(polls, wait_name("residual"))) residual = load_fresh_one(before + low);
@@ -250,6 +284,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
                 if (ended && leaves) m.y[low] = y;
 #endif
             } else if (P == ROUTER) {
+                a += add_low;
                 if (leaves) leave((float*)(m.exchange + (i64)l * LAYER_BYTES + LOGITS_AT) + low, ROUNDED_LOGITS ? widen(narrow<X>(a)) : a);
             } else if (P == UP) {
                 a += add_low;
@@ -260,10 +295,10 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
                     if (MIDDLE == GATED && b < -p.limit) b = -p.limit;
                 }
                 if (MIDDLE == GATED) {
-                    float inner = apply(a) * b;
+                    float inner = apply(a) * (b + p.up_offset);
 #if EXPERTS
                     /* The weighted sum of the experts is a single product over the concatenated, weighted activations. */
-                    inner *= Choice(m.rule, (u32*)(memory + CHOICE_AT)).weights[low / EXPERT_INNER];
+                    inner *= choice.weights[low / EXPERT_INNER];
 #endif
                     X y = narrow<X>(inner);
                     if (leaves) leave(to, y);
@@ -433,6 +468,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         const Layer& layer = table[l];
         i64 base = (i64)l * LAYER_BYTES;
         float* partial = m.partial + (i64)l * PARTIAL_FLOATS;
+        const float* sinks = SINKS_OF(l);
 #if KINDS > 1
         const AttentionKind& kind = m.kinds[extras[l].kind];
         const float2* sines = all_sines[extras[l].kind];
@@ -442,13 +478,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         const AttentionKind& kind = m.kinds[0];
         const float2* sines = all_sines[0];
 #endif
-        run_product<INPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch, POST_NORM_OF(l - 1, 1));
+        run_product<INPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sinks, sines, scratch, POST_NORM_OF(l - 1, 1));
         if (share.split < share.live) {
             X* merged = (X*)(mine + base + MERGED_AT);
-            attend(m, layer, kind, share, (const X*)(mine + base + QUERIES_AT), pages, sines, (float*)(memory + HEADS_AT), partial, merged);
-            if (MERGED && share.live > 1) leave_merged(share, partial, merged);
+            attend(m, layer, kind, share, (const X*)(mine + base + QUERIES_AT), pages, sinks, sines, (float*)(memory + HEADS_AT), partial,
+                   merged);
+            if (MERGED && share.live > 1) leave_merged(share, partial, sinks, merged);
         }
-        run_product<OUTPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+        run_product<OUTPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sinks, sines, scratch);
 #if EXPERTS
 #if KEEPS_TOKEN
         stage_token<UP>(m, layer, POST_NORM_OF(l, 0), RESULT(RESULT_IN(l), mine + base + MIDDLE_AT), true, true, scratch, memory + PLAIN_AT);
@@ -457,9 +494,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
                      memory + ACTIVATIONS_AT, scratch, memory + PLAIN_AT);
 #endif
         meet();
-        run_product<ROUTER>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+        run_product<ROUTER>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sinks, sines, scratch);
 #endif
-        run_product<UP>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch, POST_NORM_OF(l, 0));
+        run_product<UP>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sinks, sines, scratch, POST_NORM_OF(l, 0));
         if (l > 0) {
             /* No block reads the previous layer any more. */
             clear(m.exchange + base - LAYER_BYTES, LAYER_BYTES, ones_at, MULTIPLIERS * GRID);
@@ -469,7 +506,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
             clear_result(m.ranks, share.launched, RESULT_IN(l - 1), ones_at, MULTIPLIERS * GRID);
 #endif
         }
-        run_product<DOWN>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+        run_product<DOWN>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sinks, sines, scratch);
     }
 #if KEEPS_TOKEN
     if (blockIdx.x == 0) {

@@ -47,16 +47,41 @@ constexpr int TILES_OF[5] = {OUTPUTS_OF[0] / (RUNS_OF[0] * ROWS_0), HIDDEN / ROW
 /* Teams of warps, which take runs in turn, and the partial sums that a team leaves of a run. */
 constexpr int TEAMS_OF[5] = {TEAMS_0, TEAMS_1, TEAMS_2, TEAMS_3, TEAMS_4};
 constexpr int SUMS_OF[5] = {RUN_SUMS / TEAMS_0, RUN_SUMS / TEAMS_1, RUN_SUMS / TEAMS_2, RUN_SUMS / TEAMS_3, RUN_SUMS / TEAMS_4};
+/* Whether packed weights are floats of 4 bits instead of integers, and whether activations become planes of bytes, which integers are
+ * multiplied by. */
 #if BITS
-/* Bytes of the scales of 8 outputs in a group, and the offset of the scales, which follow the integers of a product; with experts the
- * integers of all of them. */
+#define FLOATS (OFFSET == 3)
+#define PLANES (OFFSET != 3)
+#else
+#define FLOATS 0
+#define PLANES 0
+#endif
+/* The number of inputs of a row of weights. With experts a run of the second half of the MLP has rows of several of them. */
+#define IS_OF_EXPERTS(product) (EXPERTS && ((product) == UP || (product) == DOWN))
+#define ROW_OF(product) (IS_OF_EXPERTS(product) && (product) == DOWN ? EXPERT_INNER : INPUTS_OF[product])
+#if BITS
+/* Inputs that a lane group multiplies in a step. Rows of packed weights are padded to whole steps, and their scales to two of them. */
+#define SPAN 128
+#define PADDED_TO(inputs, step) (((inputs) + (step) - 1) / (step) * (step))
+/* Bytes of a unit of 8 packed outputs, of the scales of 8 outputs in a group, and of the scales of a unit; and the offset of the scales,
+ * which follow the units of a product, with experts those of all of them. */
+#define UNIT_BYTES(product) (PADDED_TO(ROW_OF(product), SPAN) * BITS)
 #define LINE (8 * (int)sizeof(SCALE))
-#define NUMBERS_AT(product) \
-    (EXPERTS && ((product) == UP || (product) == DOWN) ? (i64)EXPERTS * EXPERT_INNER * HIDDEN / 8 * BITS \
-                                                       : (i64)OUTPUTS_OF[product] * INPUTS_OF[product] / 8 * BITS)
+#define UNIT_SCALES(product) (GROUP ? PADDED_TO(ROW_OF(product), 2 * SPAN) / (GROUP ? GROUP : 1) * LINE : LINE)
+#define ROWS_IN_MEMORY(product) (!IS_OF_EXPERTS(product) ? OUTPUTS_OF[product] : EXPERTS * ((product) == UP ? EXPERT_INNER : HIDDEN))
+#define NUMBERS_AT(product) ((i64)(ROWS_IN_MEMORY(product) / 8) * UNIT_BYTES(product))
 #endif
 /* Whether a product has dense weights. A router always has. */
-#define IS_DENSE(product) (!BITS || (product) == ROUTER)
+#define IS_DENSE(product) (!BITS || (product) == ROUTER || (DENSE_ATTENTION && (product) < UP))
+/* Whether each output has one scale, by which its sum is multiplied in the end. Those of experts are in the slots. */
+#if BITS
+#define IS_SCALED(product) (!GROUP && !IS_DENSE(product) && !IS_OF_EXPERTS(product))
+#else
+#define IS_SCALED(product) false
+#endif
+/* Slots of a row of packed weights, and of a run. */
+#define SLOTS_OF_ROW(product) ((PADDED_TO(ROW_OF(product), SPAN) + COLUMNS_OF[product] - 1) / COLUMNS_OF[product])
+#define SLOTS_OF_RUN(product) (INPUTS_OF[product] / ROW_OF(product) * SLOTS_OF_ROW(product))
 constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUMNS_4};
 /* The exchange of a layer, offsets in bytes: the token in front of the layer, query, key and value, the token in the middle of
  * the layer, the inner activations of the MLP, with MERGED the result of attention, and the router's logits. With POST_NORMS what
@@ -74,8 +99,8 @@ constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUM
 #define PARTIAL_FLOATS (KV_HEADS * PARTS_OF_GROUP * SPLITS * TILE_HEADS * VALUE_ROW)
 /* Shared memory after the ring. Attention uses the memory after its own result, which holds inputs of other products otherwise. */
 #define ROUNDED(bytes) (((bytes) + 127) / 128 * 128)
-/* Bytes of the staged activations of a product: as they are, or for packed integers three planes of bytes with a scale for each 128. */
-#if BITS
+/* Bytes of the staged activations of a product: as they are, or three planes of bytes with a scale for each 128. */
+#if PLANES
 #define PLANE(inputs) ((inputs) + 64)
 #define STAGED(inputs) ROUNDED(3 * PLANE(inputs) + (inputs) / 128 * 4)
 #else
@@ -92,12 +117,12 @@ constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUM
 #define BARRIERS_AT (SUMS_AT + WARPS * MOST_SUMS * 4)
 #define TABLE_AT (BARRIERS_AT + ROUNDED(RING_SLOTS * 16))
 /* With additional operands of layers, their table; if blocks keep the token, the token. */
-#define EXTRAS (POST_NORMS || KINDS > 1)
+#define EXTRAS (POST_NORMS || KINDS > 1 || SINKS)
 #define EXTRA_TABLE_AT (TABLE_AT + ROUNDED(TABLE_LAYERS * (int)sizeof(Layer)))
 #define TOKEN_AT (EXTRA_TABLE_AT + (EXTRAS ? ROUNDED(TABLE_LAYERS * (int)sizeof(ExtraLayer)) : 0))
-/* With experts: the table of expert layers, with packed integers the router's activations as they are, and the memory of the router. */
+/* With experts: the table of expert layers, with planes of bytes the router's activations as they are, and the memory of the router. */
 #define EXPERT_TABLE_AT (TOKEN_AT + (KEEPS_TOKEN ? ROUNDED(HIDDEN * 2) : 0))
 #define PLAIN_AT (EXPERT_TABLE_AT + ROUNDED(TABLE_LAYERS * (int)sizeof(ExpertLayer)))
-#define CHOICE_AT (PLAIN_AT + (BITS ? ROUNDED(HIDDEN * 2) : 0))
+#define CHOICE_AT (PLAIN_AT + (PLANES ? ROUNDED(HIDDEN * 2) : 0))
 
 extern __shared__ __align__(128) u8 memory[];

@@ -12,22 +12,13 @@
  *
  * 4 bits: a group is a span, and its scale follows the integers in the slot. Integers in the high halves of bytes are multiplied
  * as 16 times their value; those in the low halves with an offset of 8, which is subtracted from the sum. 8 bits: each output has
- * one scale, applied to its sum.
+ * one scale, applied to its sum; an output of experts has one for each of them, which follow the integers in the slot.
  */
-#if __CUDA_ARCH__ >= 900 && BITS
-#define SPAN 128
+#if __CUDA_ARCH__ >= 900 && PLANES
 
 __device__ inline void multiply_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-/* Loads four consecutive matrices of 8 rows of 16 bytes: a lane gets word `part` of row `group` of each. */
-__device__ inline Vector load_matrices(u32 from) {
-    Vector v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-        : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "r"(from) : "memory");
-    return v;
 }
 
 /*
@@ -57,6 +48,8 @@ template <int P> struct Factors<P, false> {
     /* Maximum steps of a warp for a unit in a slot, in the last slot, and in all slots. */
     static constexpr int EACH = (COLUMNS / (2 * SPAN) + WARPS - 1) / WARPS, OWN = UNITS * EACH;
     static constexpr int LAST_EACH = (LAST / (2 * SPAN) + WARPS - 1) / WARPS, ALL = (PIECES - 1) * EACH + LAST_EACH;
+    /* Whether slots end with a scale for each output. */
+    static constexpr bool BY_OUTPUT = !GROUP && IS_OF_EXPERTS(P);
     /* Vectors of 16 bytes of a span in a lane. */
     static constexpr int VECTORS = BITS / 4;
     static_assert(COLUMNS % (2 * SPAN) == 0 && LAST % (2 * SPAN) == 0, "whole steps");
@@ -106,6 +99,8 @@ template <int P> struct Factors<P, false> {
 #if GROUP
         const int numbers = UNITS * columns(piece) * BITS + (unit * (columns(piece) / SPAN) + i * WARPS * 2) * LINE;
         scale[own] = widen(*(const SCALE*)(from + numbers + (2 * member(t, piece) + t.part / 2) * LINE + t.group * (int)sizeof(SCALE)));
+#else
+        if (BY_OUTPUT) scale[own] = widen(((const SCALE*)(from + UNITS * columns(piece) * BITS + unit * LINE))[t.group]);
 #endif
     }
     /* Releases a slot once all lanes have read it. A vote on the loaded values completes only after the loads have, so all lanes
@@ -116,7 +111,7 @@ template <int P> struct Factors<P, false> {
         for (int i = 0; i < OWN; ++i) {
 #pragma unroll
             for (int v = 0; v < 2 * VECTORS; ++v) mixed ^= integers[i][v / VECTORS][v % VECTORS].word[0];
-            if (GROUP) mixed ^= __float_as_uint(scale[i]);
+            if (GROUP || BY_OUTPUT) mixed ^= __float_as_uint(scale[i]);
         }
         u32 voted = __ballot_sync(0xffffffffu, mixed == 0x2545f491u);
         if (t.lane == 0) arrive(barriers + ring.slot * 16 + 8 + (voted & t.none));

@@ -24,26 +24,33 @@ static_assert(sizeof(Layer::head_norms) == 16 && alignof(decltype(Layer::head_no
 static_assert(sizeof(Layer::keys) == 8 && alignof(decltype(Layer::keys)) == 8, "Layer as in Rust");
 static_assert(sizeof(Layer::values) == 8 && alignof(decltype(Layer::values)) == 8, "Layer as in Rust");
 
-/* Additional operands of a layer with a mixture of experts: the weights of the router and of the up projection. */
+/* Additional operands of a layer with a mixture of experts: weights and biases of the router and of the up projection. */
 struct ExpertLayer {
     const u8* router;
     const u8* second;
+    const BIAS* router_bias;
+    const BIAS* second_bias;
     RouterVectors vectors;
 };
-static_assert(sizeof(ExpertLayer) == 40, "ExpertLayer as in Rust");
+static_assert(sizeof(ExpertLayer) == 56, "ExpertLayer as in Rust");
 static_assert(sizeof(ExpertLayer::router) == 8 && alignof(decltype(ExpertLayer::router)) == 8, "ExpertLayer as in Rust");
 static_assert(sizeof(ExpertLayer::second) == 8 && alignof(decltype(ExpertLayer::second)) == 8, "ExpertLayer as in Rust");
+static_assert(sizeof(ExpertLayer::router_bias) == 8 && alignof(decltype(ExpertLayer::router_bias)) == 8, "ExpertLayer as in Rust");
+static_assert(sizeof(ExpertLayer::second_bias) == 8 && alignof(decltype(ExpertLayer::second_bias)) == 8, "ExpertLayer as in Rust");
 static_assert(sizeof(ExpertLayer::vectors) == 24 && alignof(decltype(ExpertLayer::vectors)) == 8, "ExpertLayer as in Rust");
 
-/* Additional operands of a layer with norms after attention and MLP, or of a model with several kinds of attention. */
+/* Additional operands of a layer with norms after attention and MLP or with sinks, or of a model with several kinds of attention. */
 struct ExtraLayer {
     /* Weights of the norms after attention and MLP. */
     const G* post_norms[2];
+    /* The sink of each query head. */
+    const float* sinks;
     /* The index of the layer's kind of attention. */
     i64 kind;
 };
-static_assert(sizeof(ExtraLayer) == 24, "ExtraLayer as in Rust");
+static_assert(sizeof(ExtraLayer) == 32, "ExtraLayer as in Rust");
 static_assert(sizeof(ExtraLayer::post_norms) == 16 && alignof(decltype(ExtraLayer::post_norms)) == 8, "ExtraLayer as in Rust");
+static_assert(sizeof(ExtraLayer::sinks) == 8 && alignof(decltype(ExtraLayer::sinks)) == 8, "ExtraLayer as in Rust");
 static_assert(sizeof(ExtraLayer::kind) == 8 && alignof(decltype(ExtraLayer::kind)) == 8, "ExtraLayer as in Rust");
 
 /* What the attention layers of one kind share. */
@@ -64,18 +71,20 @@ static_assert(sizeof(AttentionKind::key_scale) == 4 && alignof(decltype(Attentio
 static_assert(sizeof(AttentionKind::score_scale) == 4 && alignof(decltype(AttentionKind::score_scale)) == 4, "AttentionKind as in Rust");
 static_assert(sizeof(AttentionKind::window) == 4 && alignof(decltype(AttentionKind::window)) == 4, "AttentionKind as in Rust");
 
-/* The scalars of a product, the same in all layers: of the norm before it, or after it in the second product of attention or MLP; of the residual sum; and of the activation. */
+/* The scalars of a product, the same in all layers: of the norm before it, or after it in the second product of attention or MLP; of the residual sum; and of the activation, with what is added to the up projection. */
 struct Product {
     float eps;
     float weight_offset;
     float alpha;
     float limit;
+    float up_offset;
 };
-static_assert(sizeof(Product) == 16, "Product as in Rust");
+static_assert(sizeof(Product) == 20, "Product as in Rust");
 static_assert(sizeof(Product::eps) == 4 && alignof(decltype(Product::eps)) == 4, "Product as in Rust");
 static_assert(sizeof(Product::weight_offset) == 4 && alignof(decltype(Product::weight_offset)) == 4, "Product as in Rust");
 static_assert(sizeof(Product::alpha) == 4 && alignof(decltype(Product::alpha)) == 4, "Product as in Rust");
 static_assert(sizeof(Product::limit) == 4 && alignof(decltype(Product::limit)) == 4, "Product as in Rust");
+static_assert(sizeof(Product::up_offset) == 4 && alignof(decltype(Product::up_offset)) == 4, "Product as in Rust");
 
 /* The embedding, if the launch includes it: a row of a table, added to a row of `position_rows` unless that is null, as in embed.cu. */
 struct Embedding {
@@ -183,8 +192,8 @@ struct Model {
     /* The rule of the router. */
     RouteRule rule;
 };
-static_assert(sizeof(Model) == 568, "Model as in Rust");
-static_assert(sizeof(Model::products) == 64 && alignof(decltype(Model::products)) == 4, "Model as in Rust");
+static_assert(sizeof(Model) == 584, "Model as in Rust");
+static_assert(sizeof(Model::products) == 80 && alignof(decltype(Model::products)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::head_eps) == 8 && alignof(decltype(Model::head_eps)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::head_offsets) == 8 && alignof(decltype(Model::head_offsets)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::table) == 8 && alignof(decltype(Model::table)) == 8, "Model as in Rust");

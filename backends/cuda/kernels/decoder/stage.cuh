@@ -55,12 +55,12 @@ __device__ inline float2 sums_of_row(float x, float y, float2* scratch) {
     return make_float2(x, y);
 }
 
-#if !BITS
+#if !PLANES
 /* Stages 8 of COUNT activations as they are. */
 template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vector& v) { *(Vector*)(to + at * 2) = v; }
 #endif
 
-/* Stages elements of the token that a thread normalises together; with `plain`, which only packed integers need, also as they are. */
+/* Stages elements of the token that a thread normalises together; with `plain`, which only products by bytes need, also as they are. */
 __device__ inline void stage_some(u8* to, int at, const float (&values)[TOGETHER], u8* plain) {
     Some out;
 #pragma unroll
@@ -70,14 +70,14 @@ __device__ inline void stage_some(u8* to, int at, const float (&values)[TOGETHER
 #pragma unroll
         for (int i = 0; i < 4; ++i) all.word[i] = out.word[i % (TOGETHER / 2)];
         keep_eight<HIDDEN>(to, at, all);
-        if (BITS && plain) *(Vector*)(plain + at * 2) = all;
+        if (PLANES && plain) *(Vector*)(plain + at * 2) = all;
     } else {
 #pragma unroll
         for (int i = 0; i < TOGETHER / 2; ++i) *(u32*)(to + at * 2 + i * 4) = out.word[i];
     }
 }
 
-/* Normalises this thread's elements of the token, and stages them; with `plain`, which only packed integers need, also as they are. */
+/* Normalises this thread's elements of the token, and stages them; with `plain`, which only products by bytes need, also as they are. */
 __device__ inline void stage_values(const Product& p, const float (&gain)[OWN][TOGETHER], const float (&shift)[OWN][TOGETHER],
                                     float (&values)[OWN][TOGETHER], u8* to, float2* scratch, u8* plain) {
     float mean = 0.0f, squares = 0.0f;
@@ -143,7 +143,7 @@ __device__ inline void load_norm(const G* gains, const SHIFT* shifts, float (&ga
 }
 
 #if !KEEPS_TOKEN
-/* Stages the normalised token; with `plain`, which only packed integers need, also as it is. */
+/* Stages the normalised token; with `plain`, which only products by bytes need, also as it is. */
 __device__ inline void stage_normed(const Product& p, const G* gains, const SHIFT* shifts, const X* x, bool there, u8* to,
                                     float2* scratch, u8* plain = nullptr) {
     float gain[OWN][TOGETHER], shift[OWN][TOGETHER], values[OWN][TOGETHER];
@@ -338,13 +338,18 @@ template <int COUNT> __device__ inline void stage_plain(const X* x, u8* to) {
 }
 
 /* Merges the splits of four neighbouring elements of attention's result. Maxima are in units of log2. */
-__device__ inline uint2 merge_four(const float* partial, int live, int at) {
+__device__ inline uint2 merge_four(const float* partial, int live, const float* sinks, int at) {
     const int next = TILE_HEADS * VALUE_ROW;
     int head = at / HEAD;
     const float* head_from = partial + (head / TILE_HEADS * SPLITS * TILE_HEADS + head % TILE_HEADS) * VALUE_ROW;
     const float* from = head_from + at % HEAD;
     head_from += HEAD;
     float largest = -infinity(), total = 0.0f, merged[4] = {};
+#if SINKS
+    /* A sink is a score without a value. */
+    largest = sinks[head] * LOG2_OF_E;
+    total = weight_of(0.0f);
+#endif
 #pragma unroll 1
     for (int base = 0; base < live; base += SPLITS_AT_ONCE) {
         Vector part[SPLITS_AT_ONCE];
@@ -388,16 +393,16 @@ __device__ inline uint2 merge_four(const float* partial, int live, int at) {
 }
 
 /* Stages the result of attention, merged by each block for itself. */
-__device__ inline void stage_merged(const float* partial, int live, u8* to) {
-#if BITS
+__device__ inline void stage_merged(const float* partial, int live, const float* sinks, u8* to) {
+#if PLANES
 #pragma unroll 1
     for (int at = threadIdx.x * 8; at < HEADS * HEAD; at += MULTIPLIERS * 8) {
-        uint2 low = merge_four(partial, live, at), high = merge_four(partial, live, at + 4);
+        uint2 low = merge_four(partial, live, sinks, at), high = merge_four(partial, live, sinks, at + 4);
         keep_eight<HEADS * HEAD>(to, at, Vector{{low.x, low.y, high.x, high.y}});
     }
 #else
 #pragma unroll 1
-    for (int at = threadIdx.x * 4; at < HEADS * HEAD; at += MULTIPLIERS * 4) *(uint2*)(to + at * 2) = merge_four(partial, live, at);
+    for (int at = threadIdx.x * 4; at < HEADS * HEAD; at += MULTIPLIERS * 4) *(uint2*)(to + at * 2) = merge_four(partial, live, sinks, at);
 #endif
 }
 #endif

@@ -3,7 +3,7 @@
  */
 #if __CUDA_ARCH__ >= 900
 /* Consecutive elements of the token that a thread normalises together: few, so that many threads take part. */
-#define TOGETHER (BITS ? 8 : HIDDEN <= 2 * MULTIPLIERS ? 2 : HIDDEN <= 4 * MULTIPLIERS ? 4 : 8)
+#define TOGETHER (PLANES ? 8 : HIDDEN <= 2 * MULTIPLIERS ? 2 : HIDDEN <= 4 * MULTIPLIERS ? 4 : 8)
 #define OWN ((HIDDEN + TOGETHER * MULTIPLIERS - 1) / (TOGETHER * MULTIPLIERS))
 struct Some { u32 word[TOGETHER / 2]; };
 

@@ -97,8 +97,11 @@ __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, co
         fetch_vector(layer.norm_weights[i], HIDDEN * sizeof(G), lane);
         fetch_vector(layer.norm_biases[i], HIDDEN * sizeof(SHIFT), lane);
     }
+    /* Biases of experts are prefetched once they are chosen. */
 #pragma unroll
-    for (int i = 0; i < 4; ++i) fetch_vector(layer.biases[i], OUTPUTS_OF[i] * sizeof(BIAS), lane);
+    for (int i = 0; i < 4; ++i) {
+        if (!IS_OF_EXPERTS(i)) fetch_vector(layer.biases[i], OUTPUTS_OF[i] * sizeof(BIAS), lane);
+    }
 #if HEAD_NORMS
 #pragma unroll
     for (int i = 0; i < 2; ++i) fetch_vector(layer.head_norms[i], HEAD * sizeof(HEAD_NORM), lane);
@@ -112,12 +115,13 @@ __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, co
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) fetch_vector(extra.post_norms[i], HIDDEN * sizeof(G), lane);
+    if (SINKS) fetch_vector(extra.sinks, HEADS * sizeof(float), lane);
 #endif
 #if BITS && !GROUP
-    fetch_vector(layer.weights[INPUT] + NUMBERS_AT(INPUT), OUTPUTS_OF[INPUT] * sizeof(SCALE), lane);
-    fetch_vector(layer.weights[OUTPUT] + NUMBERS_AT(OUTPUT), OUTPUTS_OF[OUTPUT] * sizeof(SCALE), lane);
-    fetch_vector(layer.weights[UP] + NUMBERS_AT(UP), OUTPUTS_OF[UP] * sizeof(SCALE), lane);
-    fetch_vector(layer.weights[DOWN] + NUMBERS_AT(DOWN), OUTPUTS_OF[DOWN] * sizeof(SCALE), lane);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if (!IS_OF_EXPERTS(i)) fetch_vector(layer.weights[i] + NUMBERS_AT(i), OUTPUTS_OF[i] * sizeof(SCALE), lane);
+    }
 #endif
     if (page < 0) return;
     i64 head = share.part / PARTS_OF_GROUP, slot = unit * UNIT % SLOTS + lane % 2 * 8;
@@ -180,12 +184,9 @@ struct Copier {
 #if BITS
     /* Units are whole, or a contiguous range of their columns; so are the scales of their groups, which follow them in the slot. */
     template <int P> __device__ void copy_units(const u8* weights, int& turn, const u8* second, const int* chosen) {
-        constexpr bool OF_EXPERTS = EXPERTS && (P == UP || P == DOWN);
-        /* Elements of a row in memory. */
-        constexpr int ROW = OF_EXPERTS && P == DOWN ? EXPERT_INNER : INPUTS_OF[P];
-        constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
-        static_assert(RUN / 8 * BITS * 256 % (16 * COPIES) == 0, "copies are of 16 bytes");
-        static_assert(!OF_EXPERTS || (GROUP && (P == UP || ROW % COLUMNS == 0) && EXPERT_INNER % ROWS_OF[UP] == 0), "a slot is of one expert");
+        constexpr int ROW = ROW_OF(P), PADDED = PADDED_TO(ROW, SPAN), COLUMNS = COLUMNS_OF[P], UNITS = ROWS_OF[P] / 8;
+        static_assert(UNITS * BITS * SPAN % (16 * COPIES) == 0, "copies are of 16 bytes");
+        static_assert(!IS_OF_EXPERTS(P) || EXPERT_INNER % ROWS_OF[UP] == 0, "a slot is of one expert");
         int lane = threadIdx.x % 32;
 #pragma unroll 1
         for (int tile = first_of(turn); tile < TILES_OF[P]; tile += GRID) {
@@ -194,32 +195,38 @@ struct Copier {
             for (int run = 0; run < RUNS_OF[P]; ++run) {
                 i64 unit = (run ? rows.high : rows.low) / 8;
                 const u8* of_run = weights;
-                if constexpr (OF_EXPERTS && P == UP) {
+                if constexpr (IS_OF_EXPERTS(P) && P == UP) {
                     unit = ((i64)chosen[rows.low / EXPERT_INNER] * EXPERT_INNER + rows.low % EXPERT_INNER) / 8;
                     of_run = run ? second : weights;
                 }
 #pragma unroll 1
-                for (int column = 0; column < INPUTS; column += COLUMNS) {
-                    int columns = INPUTS - column < COLUMNS ? INPUTS - column : COLUMNS, at_column = column;
-                    if constexpr (OF_EXPERTS && P == DOWN) {
-                        unit = ((i64)chosen[column / EXPERT_INNER] * HIDDEN + rows.low) / 8;
-                        at_column = column % EXPERT_INNER;
-                    }
-                    int bytes = RUN / 8 * BITS * columns, of_groups = GROUP ? RUN / 8 * LINE * (columns / 128) : 0;
-                    const u8* from = of_run + unit * (ROW * BITS) + at_column * BITS;
-                    u32 full = barriers + ring.slot * 16, slot = to + ring.slot * SLOT_BYTES;
+                for (int slot = 0; slot < SLOTS_OF_RUN(P); ++slot) {
+                    int piece = slot / SLOTS_OF_ROW(P), column = slot % SLOTS_OF_ROW(P) * COLUMNS;
+                    int columns = PADDED - column < COLUMNS ? PADDED - column : COLUMNS;
+                    if constexpr (IS_OF_EXPERTS(P) && P == DOWN) unit = ((i64)chosen[piece] * HIDDEN + rows.low) / 8;
+                    int bytes = UNITS * BITS * columns;
+                    int of_groups = GROUP ? LINE * (columns / (GROUP ? GROUP : 1)) : IS_OF_EXPERTS(P) ? LINE : 0;
+                    const u8* from = of_run + unit * UNIT_BYTES(P) + column * BITS;
+                    u32 full = barriers + ring.slot * 16, to_slot = to + ring.slot * SLOT_BYTES;
                     await_room(full);
                     if (lane == 0) {
                         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                            :: "r"(full), "r"(bytes + of_groups) : "memory");
+                            :: "r"(full), "r"(bytes + UNITS * of_groups) : "memory");
                     }
 #pragma unroll 1
                     for (int at = 0; at < bytes; at += bytes / COPIES) {
                         keep_pace(bytes / COPIES);
-                        if (lane == 0) copy(slot + at, from + at, bytes / COPIES, full);
+                        if (lane == 0) copy(to_slot + at, from + at, bytes / COPIES, full);
                     }
-                    if (GROUP && lane == 0) {
-                        copy(slot + bytes, of_run + NUMBERS_AT(P) + unit * (ROW / 128 * LINE) + at_column / 128 * LINE, of_groups, full);
+                    if ((GROUP || IS_OF_EXPERTS(P)) && lane == 0) {
+                        const u8* scales = of_run + NUMBERS_AT(P) + unit * UNIT_SCALES(P) + (GROUP ? column / (GROUP ? GROUP : 1) * LINE : 0);
+                        /* Without padding the scales of both units are one range. */
+                        constexpr int RANGES = PADDED == PADDED_TO(ROW, 2 * SPAN) ? 1 : UNITS;
+#pragma unroll
+                        for (int range = 0; range < RANGES; ++range) {
+                            int its = UNITS / RANGES * of_groups;
+                            copy(to_slot + bytes + range * its, scales + range * UNIT_SCALES(P), its, full);
+                        }
                     }
                     ring.next();
                 }
@@ -231,10 +238,8 @@ struct Copier {
 
     /* Whole runs are contiguous and take a few copies. */
     template <int P> __device__ void copy_dense(const u8* weights, int& turn, const u8* second, const int* chosen) {
-        constexpr bool OF_EXPERTS = EXPERTS && (P == UP || P == DOWN);
-        /* Elements of a row in memory. */
-        constexpr int ROW = OF_EXPERTS && P == DOWN ? EXPERT_INNER : INPUTS_OF[P];
-        constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
+        constexpr bool OF_EXPERTS = IS_OF_EXPERTS(P);
+        constexpr int ROW = ROW_OF(P), INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
         constexpr bool WHOLE = COLUMNS >= ROW;
         static_assert(!OF_EXPERTS || (ROW % COLUMNS == 0 && EXPERT_INNER % ROWS_OF[UP] == 0), "a slot is of one expert");
         int lane = threadIdx.x % 32;
@@ -297,6 +302,17 @@ __device__ inline void choose(const Model& m, const RouterVectors& vectors, cons
     });
     __syncwarp();
 }
+
+/* Prefetches this block's share of the biases of the chosen experts into the L2. */
+__device__ inline void fetch_biases(const Layer& layer, const ExpertLayer& experts, const Choice& choice, int lane) {
+    auto fetch = [&](const BIAS* biases, int outputs) {
+#pragma unroll 1
+        for (int slot = 0; biases && slot < CHOSEN; ++slot) fetch_vector(biases + (i64)choice.chosen[slot] * outputs, outputs * sizeof(BIAS), lane);
+    };
+    fetch(layer.biases[UP], EXPERT_INNER);
+    fetch(experts.second_bias, EXPERT_INNER);
+    fetch(layer.biases[DOWN], HIDDEN);
+}
 #endif
 
 __device__ inline void copy_weights(const Model& m, const Layer* table, const Share& share, u32 barriers) {
@@ -322,6 +338,7 @@ __device__ inline void copy_weights(const Model& m, const Layer* table, const Sh
         const Choice choice(m.rule, (u32*)(memory + CHOICE_AT));
         copier.copy_product<ROUTER>(experts.router, turn);
         choose(m, experts.vectors, (const float*)(m.exchange + (i64)l * LAYER_BYTES + LOGITS_AT), choice);
+        fetch_biases(table[l], experts, choice, lane);
         copier.copy_product<UP>(weights[UP], turn, experts.second, choice.chosen);
         copier.copy_product<DOWN>(weights[DOWN], turn, nullptr, choice.chosen);
 #else
@@ -341,6 +358,14 @@ struct Thread {
 
 /* Stores a partial sum of a warp for the warp that adds them up. */
 __device__ inline void leave_sum(u32 to, float sum) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(to), "f"(sum) : "memory"); }
+
+/* Loads four consecutive matrices of 8 rows of 16 bytes: a lane gets word `part` of row `group` of each. */
+__device__ inline Vector load_matrices(u32 from) {
+    Vector v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "r"(from) : "memory");
+    return v;
+}
 
 /* The operands of a warp for product P, by whether its weights are dense. */
 template <int P, bool DENSE = IS_DENSE(P)> struct Factors;

@@ -21,6 +21,21 @@ __device__ inline u32 small_floats(u32 word, int pair) {
     return rotate_left(word, 10) & 0x81808180u | word << 2 & 0x00400040u;
 }
 
+#if __CUDA_ARCH__ >= 800
+/* A pair as operand of mma.m16n8k16: as f16 with HALF, else as bf16. */
+__device__ inline u32 pair_of_floats(u32 word, int pair) {
+    u32 result, small = small_floats(word, pair);
+#if HALF
+    /* The exponent of f16 begins three bits above that of bf16; its smallest is 2^-14. */
+    small = small & 0x80008000u | (small & 0x01c001c0u) << 3;
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(result) : "r"(small), "r"(0x74007400));
+#else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(small), "r"(0x7e807e80), "r"(0x80008000));
+#endif
+    return result;
+}
+#endif
+
 /* A float of a word. */
 __device__ inline float float_of(u32 word, int i) {
     u32 pair = small_floats(word, i / 2);

@@ -18,17 +18,7 @@
 #if __CUDA_ARCH__ >= 800
 #if FLOATS
 /* Pair `i` of the floats of a word. */
-__device__ inline u32 pair_of(u32 word, int i) {
-    u32 result, small = small_floats(word, i);
-#if HALF
-    /* The exponent of f16 begins three bits above that of bf16; its smallest is 2^-14. */
-    small = small & 0x80008000u | (small & 0x01c001c0u) << 3;
-    asm("mul.f16x2 %0, %1, %2;" : "=r"(result) : "r"(small), "r"(0x74007400));
-#else
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(small), "r"(0x7e807e80), "r"(0x80008000));
-#endif
-    return result;
-}
+__device__ inline u32 pair_of(u32 word, int i) { return pair_of_floats(word, i); }
 #define PAIRS 4
 #elif BITS == 4
 /* Pair `i` of the integers of a word, each with the offset SHIFTED. */

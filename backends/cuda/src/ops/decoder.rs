@@ -199,18 +199,24 @@ fn table_entry(layer: &Layer, frame: &Frame) -> Result<params::Layer> {
 fn extra_entry(body: &Body, layer: &Layer, frame: &Frame) -> params::ExtraLayer {
     let address = |norm: &Norm| norm.weight().map_or(0, |weight| frame.address(weight));
     let post_norms = layer.post_norms.as_ref().map_or([0; 2], |norms| norms.each_ref().map(address));
-    params::ExtraLayer { post_norms, kind: body.kind_of(layer) as i64 }
+    let sinks = layer.attention.sinks.map_or(0, |sinks| frame.address(sinks));
+    params::ExtraLayer { post_norms, sinks, kind: body.kind_of(layer) as i64 }
 }
 
 /// The entry of a layer in the table of expert layers; `None` if it has no experts.
 fn expert_entry(layer: &Layer, frame: &Frame) -> Option<Result<params::ExpertLayer>> {
     let experts = layer.experts?;
     let weight = |index: usize| Ok(frame.weight(index)?.address());
-    let [bias, selection_bias, scale] =
-        experts.vectors.map(|vector| vector.map_or(0, |vector| frame.address(vector)));
-    let vectors = RouterVectors { bias, selection_bias, scale };
+    let address = |vector: Option<usize>| vector.map_or(0, |vector| frame.address(vector));
+    let [bias, selection_bias, scale] = experts.vectors.map(address);
     let entry = || {
-        Ok(params::ExpertLayer { router: weight(experts.router)?, second: weight(experts.second)?, vectors })
+        Ok(params::ExpertLayer {
+            router: weight(experts.router)?,
+            second: weight(experts.second)?,
+            router_bias: address(experts.router_bias),
+            second_bias: address(experts.second_bias),
+            vectors: RouterVectors { bias, selection_bias, scale },
+        })
     };
     Some(entry())
 }
@@ -224,10 +230,10 @@ fn model(body: &Body, memory: &Memory, frame: &Frame) -> Result<params::Model> {
         first.post_norms.map_or([None; 4], |[output, down]| [None, Some(output), None, Some(down)]);
     let mut products = [params::Product::default(); PRODUCTS];
     for ((params, product), post_norm) in products.iter_mut().zip(first.products()).zip(post_norms) {
-        let [alpha, limit] = product.scalars();
+        let [alpha, limit, up_offset] = product.scalars();
         let norm = product.norm.or(post_norm);
         let (eps, weight_offset) = norm.map_or((0.0, 0.0), |norm| norm.eps_and_offset());
-        *params = params::Product { eps, weight_offset, alpha, limit };
+        *params = params::Product { eps, weight_offset, alpha, limit, up_offset };
     }
     let mut kinds = [params::AttentionKind::default(); params::KINDS];
     for (params, kind) in kinds.iter_mut().zip(&body.kinds) {

@@ -28,7 +28,7 @@ use std::fmt::Display;
 
 pub(super) use heads::head_linear;
 pub(super) use linear::grouped_linear;
-pub(super) use mixture::{Mixture, region};
+pub(super) use mixture::{ExpertLinear, Mixture, region};
 pub(super) use router::{RouteRule, RouterKernel, RouterVectors, moe_route};
 
 /// Threads of a block of `moe_group`.

@@ -33,6 +33,9 @@ struct Layers {
     softcap: f32,
     /// If the MLP is a mixture, how many experts there are and how many a token has, and how they are scored.
     experts: Option<([usize; 2], RouterScore)>,
+    /// Whether there are sinks, biases of attention, of the router and of experts, and bounds and an offset of the activation; the
+    /// format of experts may then be another one.
+    gpt_oss: Option<&'static str>,
     /// Whether the results of attention and MLP are summed over ranks.
     summed: bool,
 }
@@ -53,6 +56,7 @@ const LLAMA: Layers = Layers {
     window: 0,
     softcap: 0.0,
     experts: None,
+    gpt_oss: None,
     summed: false,
 };
 
@@ -106,7 +110,8 @@ impl Layers {
                 let weight_name = name();
                 let weight = WeightType { format, shape: vec![rows, columns] };
                 let weight = program.weight(&weight_name, WeightExpr::tensor(&weight_name), weight).unwrap();
-                let bias = (!llama).then(|| vector(program, format!("{weight_name}.bias"), dtype, rows));
+                let biased = !llama || self.gpt_oss.is_some();
+                let bias = biased.then(|| vector(program, format!("{weight_name}.bias"), dtype, rows));
                 program.call(Linear { dtype }, [Some(x), Some(weight), bias]).unwrap()
             };
             let norm = |program: &mut ProgramBuilder, x, name: &str| {
@@ -164,7 +169,11 @@ impl Layers {
                 value_size: 0,
             };
             let operands = [query, caches[0], caches[1], start, length, total, table, work].map(Some);
-            let attended = program.calls(attention, operands.into_iter().chain([None; 3])).unwrap()[0];
+            let sinks = self
+                .gpt_oss
+                .map(|_| vector(&mut program, format!("layers.{layer}.sinks"), DType::F32, kv_heads * group));
+            let attended =
+                program.calls(attention, operands.into_iter().chain([None, sinks, None])).unwrap()[0];
             outputs.extend(caches);
             let projected = linear(&mut program, attended, [hidden, queries]);
             let projected = over_ranks(&mut program, projected);
@@ -189,26 +198,39 @@ impl Layers {
                     let weight = WeightType { format, shape: vec![rows, columns] };
                     program.weight(&name, WeightExpr::tensor(&name), weight).unwrap()
                 };
+                let format = self.gpt_oss.map_or(format, |name| WeightFormat::from_name(name).unwrap());
                 let router = weight(&mut program, WeightFormat::Dense(dtype), [count, hidden]);
                 let weights = [[inner, hidden], [inner, hidden], [hidden, inner]]
                     .map(|[rows, columns]| weight(&mut program, format, [count * rows, columns]));
                 let bias =
                     biased.then(|| vector(&mut program, format!("layers.{layer}.bias"), DType::F32, count));
-                let logits = program.call(Linear { dtype: DType::F32 }, [Some(normed), Some(router), None]);
+                let [of_router, of_gate, of_up, of_down] = [
+                    ("router", count),
+                    ("gate", count * inner),
+                    ("up", count * inner),
+                    ("down", count * hidden),
+                ]
+                .map(|(name, rows)| {
+                    self.gpt_oss
+                        .map(|_| vector(&mut program, format!("layers.{layer}.{name}.bias"), dtype, rows))
+                });
+                let operands = [Some(normed), Some(router), of_router];
+                let logits = program.call(Linear { dtype: DType::F32 }, operands);
                 let routed = program.calls(route, [Some(logits.unwrap()), None, bias, None, None]).unwrap();
                 let (count, first_expert) = (count as u32, 0);
                 let tables = program.calls(MoeGroup { count, first_expert }, [Some(routed[0])]).unwrap();
-                let linear = |program: &mut ProgramBuilder, x, weight| {
-                    let operands = [Some(x), Some(weight), Some(routed[0]), None];
+                let linear = |program: &mut ProgramBuilder, x, weight, bias| {
+                    let operands = [Some(x), Some(weight), Some(routed[0]), bias];
                     let operands = operands.into_iter().chain([Some(tables[0]), Some(tables[1])]);
                     program.call(GroupedLinear { dtype, count, first_expert }, operands).unwrap()
                 };
-                let (gate, up) =
-                    (linear(&mut program, normed, weights[0]), linear(&mut program, normed, weights[1]));
+                let gate = linear(&mut program, normed, weights[0], of_gate);
+                let up = linear(&mut program, normed, weights[1], of_up);
                 let (function, layout) = (self.function, GateLayout::Separate);
-                let gated = GatedActivation { function, layout, limit: 0.0, up_offset: 0.0 };
+                let [limit, up_offset] = if self.gpt_oss.is_some() { [7.0, 1.0] } else { [0.0; 2] };
+                let gated = GatedActivation { function, layout, limit, up_offset };
                 let activated = program.call(gated, [Some(gate), Some(up), None]).unwrap();
-                let down = linear(&mut program, activated, weights[2]);
+                let down = linear(&mut program, activated, weights[2], of_down);
                 let combine = MoeCombine { count, first_expert };
                 let mixed = program.call(combine, [down, routed[1], routed[0]].map(Some)).unwrap();
                 let mixed = over_ranks(&mut program, mixed);
@@ -293,12 +315,41 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
         (bf16, "int4g128_f16", [2048, 768, 4, 8, 128], [128, 8], RouterScore::Softmax),
         (f16, "int4g128_f16", [4096, 14_336, 8, 4, 128], [8, 2], RouterScore::SoftmaxOfSelected),
         (bf16, "int4g128", [1536, 512, 8, 2, 64], [256, 6], RouterScore::Sigmoid),
+        (bf16, "int8", [2048, 768, 4, 8, 128], [128, 8], RouterScore::Softmax),
+        (f16, "int8_f16", [4096, 14_336, 8, 4, 128], [8, 2], RouterScore::SoftmaxOfSelected),
     ];
     let mixtures = with_experts.into_iter().map(|(dtype, format, sizes, counts, score)| {
         let head_norms = sizes[4] == 128;
         Layers { dtype, format, head_norms, experts: Some((counts, score)), ..LLAMA }.of(sizes)
     });
-    plain.chain(normed).chain(variants).chain(mixtures).map(|layers| outlined(&layers.program()))
+    let quick = Nonlinearity::QuickGelu;
+    let selected = RouterScore::SoftmaxOfSelected;
+    let oss = Layers { function: quick, gpt_oss: Some("mxfp4"), window: 128, ..LLAMA };
+    let bounded = [
+        Layers { experts: Some(([32, 4], selected)), ..oss }.of([2880, 2880, 8, 8, 64]),
+        Layers { experts: Some(([128, 4], selected)), ..oss }.of([2880, 2880, 8, 8, 64]),
+        Layers { experts: Some(([8, 8], selected)), dtype: f16, format: "f16", ..oss }
+            .of([256, 96, 2, 2, 64]),
+        Layers { experts: Some(([8, 2], selected)), gpt_oss: Some("bf16"), ..oss }.of([512, 384, 2, 8, 64]),
+        Layers {
+            experts: Some(([16, 2], selected)),
+            gpt_oss: Some("int4g128_f16"),
+            format: "int4g128_f16",
+            ..oss
+        }
+        .of([512, 768, 1, 4, 64]),
+        Layers { experts: Some(([8, 2], selected)), ..oss }.of([4096, 14_336, 8, 4, 128]),
+    ];
+    let floats = [
+        Layers { format: "mxfp4", ..LLAMA }.of([2048, 8192, 8, 4, 64]),
+        Layers { format: "mxfp4", head_norms: true, ..LLAMA }.of([5120, 17_408, 8, 5, 128]),
+        Layers { format: "mxfp4", dtype: f16, llama: false, function: tanh, ..LLAMA }
+            .of([768, 3072, 12, 1, 64]),
+        Layers { format: "mxfp4", experts: Some(([128, 8], RouterScore::Softmax)), ..LLAMA }
+            .of([2048, 768, 4, 8, 128]),
+    ];
+    let all = plain.chain(normed).chain(variants).chain(mixtures).chain(bounded).chain(floats);
+    all.map(|layers| outlined(&layers.program()))
 }
 
 /// Layers whose results are summed over ranks: with each kind of norm, kind of weight and kind of MLP.

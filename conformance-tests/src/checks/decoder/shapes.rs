@@ -23,6 +23,11 @@ pub(super) struct Shape {
     pub(super) embeds: bool,
     /// If the MLP is a mixture of experts, how many there are and how many a token has.
     pub(super) experts: Option<[usize; 2]>,
+    /// Whether the MLP has that format alone, and the products of attention are dense.
+    pub(super) dense_attention: bool,
+    /// Whether heads have sinks, products of attention, the router and experts have biases, and the activation has a bound, and an
+    /// offset of its second half.
+    pub(super) bounded: bool,
     /// What the layer has besides, or instead.
     pub(super) variant: Variant,
 }
@@ -63,10 +68,44 @@ pub(super) const EXPERTS: [Shape; 4] = [
     shape("one of 8 large experts", true, [1, 2, 64], [128, 14_336]).of_experts(8, 1),
 ];
 
-pub(super) const EXPERTS_OF_INTEGERS: [Shape; 3] = [
+pub(super) const EXPERTS_OF_INTEGERS: [Shape; 6] = [
     shape("all of 8 experts", true, [2, 4, 64], [256, 256]).of("int4g128_f16").of_experts(8, 8),
     shape("2 of 16 experts", true, [2, 2, 128], [512, 768]).of("int4g128").of_experts(16, 2).embedding(),
     shape("one of 8 large experts", true, [2, 2, 64], [256, 14_336]).of("int4g128_f16").of_experts(8, 1),
+    shape("all of 8 experts", true, [2, 4, 64], [256, 256]).of("int8").of_experts(8, 8),
+    shape("2 of 16 experts", true, [2, 2, 128], [512, 768]).of("int8_f16").of_experts(16, 2).embedding(),
+    shape("one of 8 large experts", true, [2, 2, 64], [256, 14_336]).of("int8").of_experts(8, 1),
+];
+
+/// Layers as gpt-oss has them, whose rows are no whole steps of a warp.
+pub(super) const BOUNDED: [Shape; 4] = [
+    shape("all of 8 experts with biases", true, [2, 4, 64], [448, 352])
+        .of("mxfp4")
+        .of_experts(8, 8)
+        .bounded(),
+    shape("2 of 16 experts with biases", true, [1, 8, 64], [320, 1440])
+        .of("mxfp4")
+        .of_experts(16, 2)
+        .bounded()
+        .embedding(),
+    shape("3 of 8 dense experts with biases", true, [2, 4, 64], [256, 128]).of_experts(8, 3).bounded(),
+    Shape {
+        dense_attention: false,
+        ..shape("experts of integers with biases", true, [2, 2, 64], [256, 256])
+            .of("int4g128_f16")
+            .of_experts(8, 8)
+            .bounded()
+    },
+];
+
+/// Floats of 4 bits, in rows of one slot and of several.
+pub(super) const FLOATS: [Shape; 3] = [
+    shape("one of 8 large experts with biases", true, [2, 2, 128], [256, 14_336])
+        .of("mxfp4")
+        .of_experts(8, 1)
+        .bounded(),
+    shape("an MLP of floats", true, [2, 4, 64], [256, 8192]).of("mxfp4"),
+    shape("rows of floats with padding", true, [2, 2, 128], [4512, 1056]).of("mxfp4"),
 ];
 
 /// What ranks have of layers that they share: of each kind of norm, of weights, and of MLP.
@@ -94,6 +133,8 @@ const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize
         small_weights: false,
         embeds: false,
         experts: None,
+        dense_attention: false,
+        bounded: false,
         variant: PLAIN,
     }
 }
@@ -192,6 +233,12 @@ impl Shape {
     const fn of_experts(self, count: usize, chosen: usize) -> Self {
         let variant = Variant { score_spread: 2.0, ..self.variant };
         Self { experts: Some([count, chosen]), variant, ..self }
+    }
+
+    /// The same as gpt-oss has them: every second layer has a window.
+    const fn bounded(self) -> Self {
+        let variant = Variant { windows: [40, 0], function: Nonlinearity::QuickGelu, ..self.variant };
+        Self { bounded: true, dense_attention: true, variant, ..self }
     }
 
     /// The same in another variant.

@@ -66,6 +66,9 @@ pub(super) struct Kind {
     pub(super) rope: Option<RopeParams>,
 }
 
+/// The operand of `paged_attention` that is its sinks.
+const SINKS: usize = 9;
+
 /// Attention over pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attention {
@@ -74,6 +77,7 @@ pub(super) struct Attention {
     pub(super) length: usize,
     pub(super) total: usize,
     pub(super) table: usize,
+    pub(super) sinks: Option<usize>,
 }
 
 impl Body {
@@ -223,8 +227,9 @@ impl Layer {
 
     /// The operands besides the hidden state.
     fn operands(&self) -> Vec<usize> {
-        let Attention { start, length, total, table, .. } = self.attention;
+        let Attention { start, length, total, table, sinks, .. } = self.attention;
         let mut operands = vec![start, length, total, table, self.heads.slots];
+        operands.extend(sinks);
         operands.extend(self.heads.caches);
         operands.extend(self.heads.rope.into_iter().flat_map(|rope| [rope.positions, rope.frequencies]));
         operands.extend(self.heads.norms.into_iter().flatten().map(|(_, weight)| weight));
@@ -242,8 +247,8 @@ impl Layer {
     /// Whether another layer differs only in its weights, its caches and the kind of its attention.
     fn is_like(&self, other: &Self) -> bool {
         let attention = |layer: &Self| {
-            let Attention { op, start, length, total, table } = layer.attention;
-            (PagedAttention { scale: 0.0, window: 0, ..op }, [start, length, total, table])
+            let Attention { op, start, length, total, table, sinks } = layer.attention;
+            (PagedAttention { scale: 0.0, window: 0, ..op }, [start, length, total, table], sinks.is_some())
         };
         let post_norms = |layer: &Self| layer.post_norms.map(|norms| norms.map(Norm::scalars));
         let norms = |layer: &Self| {
@@ -255,7 +260,8 @@ impl Layer {
         let heads = |layer: &Self| (layer.heads.columns, layer.heads.slots, norms(layer));
         let experts = |layer: &Self| {
             let rule = |experts: Experts| (experts.route, experts.count, experts.logits);
-            layer.experts.map(|experts| (rule(experts), experts.vectors.map(|vector| vector.is_some())))
+            let vectors = |experts: Experts| experts.all_vectors().map(|vector| vector.is_some());
+            layer.experts.map(|experts| (rule(experts), vectors(experts)))
         };
         let products = self.products().into_iter().zip(other.products());
         let alike = |(a, b): (&FusedLinear, &FusedLinear)| {
@@ -327,12 +333,12 @@ impl Attention {
         let over_these = (0..3).all(|index| value(call, index) == Some(operands[index]));
         let plain =
             op.mask == AttentionMask::Causal || op.mask == AttentionMask::Bidirectional && op.window == 0;
-        let optional = (8..call.operands.len()).any(|index| value(call, index).is_some());
-        if !over_these || !plain || optional {
+        let others = (8..call.operands.len()).filter(|index| *index != SINKS);
+        if !over_these || !plain || others.into_iter().any(|index| value(call, index).is_some()) {
             return None;
         }
         let [start, length, total, table] =
             [value(call, 3)?, value(call, 4)?, value(call, 5)?, value(call, 6)?];
-        Some((Self { op, start, length, total, table }, made(call, 0)?))
+        Some((Self { op, start, length, total, table, sinks: value(call, SINKS) }, made(call, 0)?))
     }
 }

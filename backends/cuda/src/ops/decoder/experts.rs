@@ -7,7 +7,7 @@ use super::{
 };
 use crate::ops::{
     body::{BodyReader, made, value},
-    experts::{Mixture, RouterKernel},
+    experts::{ExpertLinear, Mixture, RouterKernel},
     gemm::fused_linear::{Epilogue, FusedLinear, Norm},
 };
 use dsrun_core::{
@@ -28,6 +28,9 @@ pub(super) struct Experts {
     pub(super) vectors: [Option<usize>; 3],
     /// The weight of the up projection.
     pub(super) second: usize,
+    /// The biases of the router's product, and of the up projection.
+    pub(super) router_bias: Option<usize>,
+    pub(super) second_bias: Option<usize>,
 }
 
 impl Experts {
@@ -43,31 +46,28 @@ impl Experts {
         let over_ranks = read_sum_over_ranks(reader, mixture.result);
         let (add, sum) = reader.take(|op| if let Op::Add(op) = op { Some(*op) } else { None })?;
         let [logits, bias, selection_bias, scale, chosen] = mixture.router;
-        let layers = [mixture.gate, mixture.up, mixture.down];
         let flows = (x, mixture.x) == (middle, normed)
             && value(product, 0) == Some(normed)
             && logits == made(product, 0)
             && [value(sum, 0), value(sum, 1)] == [Some(middle), over_ranks.or(Some(mixture.result))];
-        let absent = [value(product, 2), value(sum, 2), value(sum, 3), chosen];
-        let plain = absent.into_iter().chain(layers.map(|layer| layer.bias)).all(|value| value.is_none());
+        let plain = [value(sum, 2), value(sum, 3), chosen].into_iter().all(|value| value.is_none());
+        let biases = [mixture.gate, mixture.up].map(|layer| layer.bias.is_some());
         let taken = flows
             && plain
             && mixture.group.first_expert == 0
             && mixture.gate.op == mixture.up.op
-            && mixture.activation.up_offset == 0.0;
-        let half = |norm, x, weight, product, epilogue| FusedLinear {
+            && biases[0] == biases[1];
+        let half = |norm, x, layer: ExpertLinear, epilogue| FusedLinear {
             norm,
             x,
             scales: None,
-            weight,
-            bias: None,
-            product,
+            weight: layer.weight,
+            bias: layer.bias,
+            product: layer.op.dtype,
             epilogue,
         };
-        let gate = Epilogue::Gate(mixture.activation);
-        let up = half(Some(norm), middle, mixture.gate.weight, mixture.gate.op.dtype, gate);
-        let sum_of = Epilogue::Sum(add, middle);
-        let down = half(None, mixture.x, mixture.down.weight, mixture.down.op.dtype, sum_of);
+        let up = half(Some(norm), middle, mixture.gate, Epilogue::Gate(mixture.activation));
+        let down = half(None, mixture.x, mixture.down, Epilogue::Sum(add, middle));
         let experts = Self {
             route: mixture.route,
             count: mixture.group.count as usize,
@@ -75,6 +75,8 @@ impl Experts {
             logits: linear.dtype,
             vectors: [bias, selection_bias, scale],
             second: mixture.up.weight,
+            router_bias: value(product, 2),
+            second_bias: mixture.up.bias,
         };
         taken.then_some((up, down, Some(experts), over_ranks.is_some(), made(sum, 0)?))
     }
@@ -84,9 +86,15 @@ impl Experts {
         RouterKernel::new(&self.route, self.count, self.vectors[1].is_some(), false)
     }
 
-    /// The operands besides the hidden state and the weights of the MLP.
+    /// All optional vectors.
+    pub(super) fn all_vectors(&self) -> [Option<usize>; 5] {
+        let [bias, selection_bias, scale] = self.vectors;
+        [bias, selection_bias, scale, self.router_bias, self.second_bias]
+    }
+
+    /// The operands besides the hidden state, and besides the weights and biases of gate and down projection.
     pub(super) fn operands(&self) -> impl Iterator<Item = usize> {
-        [self.router, self.second].into_iter().chain(self.vectors.into_iter().flatten())
+        [self.router, self.second].into_iter().chain(self.all_vectors().into_iter().flatten())
     }
 }
 
@@ -115,14 +123,13 @@ impl Choice {
         dtype: DType,
     ) -> Result<(Self, Vec<(&'static str, String)>)> {
         let dense = WeightFormat::Dense(dtype);
-        // Scales of whole rows cannot be applied to a sum over several experts.
-        let taken = gate.format == dense || packing(gate.format).is_some_and(|packing| packing.group > 0);
+        let taken = gate.format == dense || packing(gate.format).is_some();
         let alike = second == gate
             && taken
             && *router == WeightType { format: dense, shape: vec![experts.count, gate.columns()] };
         if !alike || !experts.count.is_multiple_of(OUTPUTS) || !down.columns().is_multiple_of(16) {
             return Err(refused(
-                "a router must have dense weights, and experts dense weights of the same type or integers of 4 bits in groups of 128",
+                "a router must have dense weights, and experts dense weights of the same type, mxfp4, or integers of 4 bits in groups of 128 or of 8 bits",
             ));
         }
         let logits = [DType::F32, dtype].contains(&experts.logits);

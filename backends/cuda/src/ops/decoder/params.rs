@@ -28,19 +28,23 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Additional operands of a layer with a mixture of experts: the weights of the router and of the up projection.
+    /// Additional operands of a layer with a mixture of experts: weights and biases of the router and of the up projection.
     pub(super) struct ExpertLayer {
         pub(super) router: Pointer = "const u8*",
         pub(super) second: Pointer = "const u8*",
+        pub(super) router_bias: Pointer = "const BIAS*",
+        pub(super) second_bias: Pointer = "const BIAS*",
         pub(super) vectors: RouterVectors = "RouterVectors",
     }
 }
 
 kernel_struct! {
-    /// Additional operands of a layer with norms after attention and MLP, or of a model with several kinds of attention.
+    /// Additional operands of a layer with norms after attention and MLP or with sinks, or of a model with several kinds of attention.
     pub(super) struct ExtraLayer {
         /// Weights of the norms after attention and MLP.
         pub(super) post_norms: [Pointer; 2] = "const G*",
+        /// The sink of each query head.
+        pub(super) sinks: Pointer = "const float*",
         /// The index of the layer's kind of attention.
         pub(super) kind: i64 = "i64",
     }
@@ -62,12 +66,13 @@ kernel_struct! {
 
 kernel_struct! {
     /// The scalars of a product, the same in all layers: of the norm before it, or after it in the second product of attention or
-    /// MLP; of the residual sum; and of the activation.
+    /// MLP; of the residual sum; and of the activation, with what is added to the up projection.
     pub(super) struct Product {
         pub(super) eps: f32 = "float",
         pub(super) weight_offset: f32 = "float",
         pub(super) alpha: f32 = "float",
         pub(super) limit: f32 = "float",
+        pub(super) up_offset: f32 = "float",
     }
 }
 

@@ -13,25 +13,34 @@ pub(super) const WARPS: usize = 8;
 const DENSE: usize = 16;
 /// Inputs that a warp multiplies in one step with packed integers: two groups of activations, each with one scale.
 pub(super) const STEP: usize = 256;
-/// Outputs of a unit, the smallest block of packed integers.
+/// Outputs of a unit, the smallest block of packed weights.
 pub(super) const OUTPUTS: usize = 8;
-/// Inputs of a slot of packed integers, summed over its units: two steps per warp.
-const SLOT_COLUMNS: usize = 2 * WARPS * STEP;
+/// The number of inputs of a slot of packed weights at most, summed over its units: of integers, two steps per warp, or one where
+/// shared memory has no room for enough such slots.
+pub(super) const SLOT_COLUMNS: [usize; 2] = [2 * WARPS * STEP, WARPS * STEP];
 
-/// The packing of a format if the kernel supports it: 4 bits with a scale per 128 inputs, or 8 bits with a scale per output.
+/// The packing of a format if the kernel supports it: integers of 4 bits with a scale per 128 inputs, or of 8 bits with a scale per
+/// output; or floats of 4 bits with a scale per 32 inputs.
 pub(super) fn packing(format: WeightFormat) -> Option<Packing> {
     Packing::of(format).filter(|packing| match (packing.bits, packing.offset) {
         (4, Offset::Fixed(8)) => packing.group == STEP / 2,
         (8, Offset::Fixed(128)) => packing.group == 0,
+        (4, Offset::Floats) => packing.group == 32,
         _ => false,
     })
 }
 
+/// Whether products by these weights need the activations as planes of bytes.
+pub(super) fn needs_planes(packing: Option<Packing>) -> bool {
+    packing.is_some_and(|packing| packing.offset != Offset::Floats)
+}
+
 /// Whether the kernel supports a weight of `rows` outputs and `columns` inputs with activations of this type.
 pub(super) fn takes(format: WeightFormat, activations: DType, rows: usize, columns: usize) -> bool {
-    let known = match format {
-        WeightFormat::Dense(dtype) => dtype == activations && columns.is_multiple_of(64),
-        format => packing(format).is_some() && columns.is_multiple_of(STEP),
+    let known = match (format, packing(format)) {
+        (WeightFormat::Dense(dtype), _) => dtype == activations && columns.is_multiple_of(64),
+        (_, Some(Packing { offset: Offset::Floats, group, .. })) => columns.is_multiple_of(group),
+        (_, packing) => packing.is_some() && columns.is_multiple_of(STEP),
     };
     known && rows.is_multiple_of(16) && rows.max(columns) < 1 << 20
 }
@@ -44,6 +53,10 @@ pub(super) struct Product {
     pub(super) packing: Option<Packing>,
     /// The length of every run must divide this number of neighbouring outputs.
     pub(super) together: usize,
+    /// The number of inputs of a slot of packed weights at most, summed over its units.
+    pub(super) slot_columns: usize,
+    /// Whether the weights are those of experts.
+    pub(super) of_experts: bool,
     /// If the inputs consist of pieces that are not contiguous in memory, the length of one piece: a ring slot holds inputs of a
     /// single piece.
     pub(super) piece: Option<usize>,
@@ -57,7 +70,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Bytes of the slot, scales of groups included.
+    /// Bytes of the slot, scales of groups included; those of outputs are not.
     pub(super) fn bytes(&self, packing: Option<Packing>) -> usize {
         let elements = self.outputs * self.inputs;
         match packing {
@@ -71,24 +84,44 @@ impl Run {
 }
 
 impl Product {
-    /// The run of a product with packed integers: two units, or one, if they fit into a slot with all their inputs. Otherwise one
-    /// unit over several slots, so that all warps have the same number of steps in every slot but the last.
+    /// Bytes of a slot with a run; those of experts have the scales of its outputs, unless groups have scales.
+    pub(super) fn slot_bytes(&self, run: Run) -> usize {
+        let by_output = self.packing.filter(|packing| self.of_experts && packing.group == 0);
+        run.bytes(self.packing) + by_output.map_or(0, |packing| run.outputs / OUTPUTS * packing.line())
+    }
+
+    /// The inputs of a row in memory, with its padding.
+    fn padded(&self) -> usize {
+        let row = self.piece.unwrap_or(self.inputs);
+        self.packing.map_or(row, |packing| row.next_multiple_of(packing.span()))
+    }
+
+    /// The run of a product with packed weights: two units, or one, if they fit into a slot with all their inputs. Otherwise one
+    /// unit over several slots: of integers, so that all warps have the same number of steps in every slot but the last; of floats,
+    /// so that slots are as equal as whole steps make them.
     fn units(&self) -> Run {
+        if !needs_planes(self.packing) && (self.piece.is_some() || self.padded() > self.slot_columns) {
+            let slots = self.padded().div_ceil(self.slot_columns);
+            return Run {
+                outputs: OUTPUTS,
+                inputs: self.padded().div_ceil(slots).next_multiple_of(STEP / 2),
+            };
+        }
         if let Some(piece) = self.piece {
             // The largest equal part of a piece that fits into a slot.
             let parts = (1..=piece / STEP).filter(|steps| (piece / STEP).is_multiple_of(*steps));
-            let longest = parts.map(|steps| steps * STEP).filter(|inputs| *inputs <= SLOT_COLUMNS).max();
+            let longest = parts.map(|steps| steps * STEP).filter(|inputs| *inputs <= self.slot_columns).max();
             return Run { outputs: OUTPUTS, inputs: longest.unwrap_or(STEP) };
         }
         let whole = |units: &usize| {
-            units * self.inputs <= SLOT_COLUMNS
+            units * self.padded() <= self.slot_columns
                 && self.together.is_multiple_of(units * OUTPUTS)
                 && self.outputs.is_multiple_of(self.runs * units * OUTPUTS)
         };
         if let Some(units) = [2, 1].into_iter().find(whole) {
-            return Run { outputs: units * OUTPUTS, inputs: self.inputs };
+            return Run { outputs: units * OUTPUTS, inputs: self.padded() };
         }
-        Run { outputs: OUTPUTS, inputs: SLOT_COLUMNS.min(self.inputs) }
+        Run { outputs: OUTPUTS, inputs: self.slot_columns.min(self.padded()) }
     }
 
     /// The longest run that fits into a slot of `slot` bytes with all its inputs; if none does, the shortest run over several
@@ -149,7 +182,7 @@ impl Product {
 
     /// Bytes of the slots that the whole weight fills, with slots of `slot` bytes.
     pub(super) fn bytes_in_slots(&self, slot: usize) -> usize {
-        let run = self.run(slot);
-        self.outputs / run.outputs * self.inputs.div_ceil(run.inputs) * slot
+        let (run, row) = (self.run(slot), self.piece.unwrap_or(self.inputs));
+        self.outputs / run.outputs * (self.inputs / row * self.padded().div_ceil(run.inputs)) * slot
     }
 }

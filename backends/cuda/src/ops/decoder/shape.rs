@@ -5,7 +5,7 @@ use super::{
     dtype_of,
     experts::Choice,
     name_of, params,
-    product::{OUTPUTS, PRODUCTS, Product, Run, STEP, WARPS, packing, takes},
+    product::{OUTPUTS, PRODUCTS, Product, Run, SLOT_COLUMNS, STEP, WARPS, needs_planes, packing, takes},
     refused,
 };
 use crate::{
@@ -68,8 +68,10 @@ pub(super) struct Shape {
     /// biases of products (`BIAS`), the kind of norm (`NORM`: 1 RMS, 2 layer), whether heads are rotated (`ROPE`), whether layers
     /// have windows (`WINDOWS`), whether scores have a soft cap (`SOFTCAP`), and the MLP's `FUNCTION`.
     pub(super) constants: Vec<(&'static str, String)>,
-    /// The weight format.
+    /// The weight format of the MLP.
     pub(super) format: WeightFormat,
+    /// Whether only the MLP has that format, and the products of attention are dense.
+    pub(super) dense_attention: bool,
     /// Whether the MLP is gated.
     pub(super) gated: bool,
     /// Elements of a token.
@@ -93,6 +95,8 @@ pub(super) struct Shape {
     pub(super) kinds: usize,
     /// Whether the results of attention and MLP have norms.
     pub(super) post_norms: bool,
+    /// Whether heads have sinks.
+    pub(super) sinks: bool,
     /// The number of ranks that these results are summed over.
     pub(super) ranks: usize,
 }
@@ -157,7 +161,8 @@ impl<'a> LayerTypes<'a> {
             vectors.push(optional(norm.weight())?);
         }
         let experts = layer.experts;
-        for vector in experts.iter().flat_map(|experts| experts.vectors) {
+        for vector in experts.iter().flat_map(|experts| experts.all_vectors()).chain([layer.attention.sinks])
+        {
             vectors.push(optional(vector)?);
         }
         let expert_weights = experts
@@ -201,7 +206,7 @@ impl Shape {
         let [input_weight, output_weight, up_weight, down_weight] = types.weights;
         let [keys, values] = types.caches;
         let (slots, head, kv_heads) = (keys.shape[2], keys.shape[3], keys.shape[1]);
-        let (dtype, format, op) = (keys.dtype, input_weight.format, layer.attention.op);
+        let (dtype, format, op) = (keys.dtype, up_weight.format, layer.attention.op);
         let result = call.results.get(body.result).ok_or_else(|| Error::internal("there is no token"))?;
         if result.shape[0] != 1 || operand(call, layer.attention.start)?.shape[0] != 1 {
             return Err(refused(format!("there are {} tokens, must be one", result.shape[0])));
@@ -213,11 +218,18 @@ impl Shape {
         let count = layer.experts.map_or(1, |experts| experts.count.max(1));
         let copies = [1, 1, count, count];
         let taken = |(weight, copies): (&&WeightType, usize)| {
-            weight.format == format && takes(format, dtype, weight.rows() / copies, weight.columns())
+            takes(weight.format, dtype, weight.rows() / copies, weight.columns())
         };
-        if !one_type || !types.weights.iter().zip(copies).all(taken) {
+        let dense_attention =
+            matches!(input_weight.format, WeightFormat::Dense(_)) && packing(format).is_some();
+        let formats = types.weights.map(|weight| weight.format);
+        let alike = formats == [format; PRODUCTS]
+            || dense_attention
+                && formats == [formats[0], formats[0], format, format]
+                && !needs_planes(packing(format));
+        if !one_type || !alike || !types.weights.iter().zip(copies).all(taken) {
             return Err(refused(
-                "activations, caches and weights must be f16 or bf16, or weights one integer format",
+                "activations, caches and weights must be f16 or bf16, or weights one integer format, or those of the MLP mxfp4",
             ));
         }
         let group = (op.query_heads / op.kv_heads.max(1)) as usize;
@@ -305,11 +317,16 @@ impl Shape {
             }
             None => None,
         };
+        let [router_bias, second_bias] =
+            layer.experts.map_or([None; 2], |experts| [experts.router_bias, experts.second_bias]);
         let mut constants = vec![
             ("X", type_name(dtype)?.to_owned()),
             ("G", common_type(call, weights)?),
             ("SHIFT", common_type(call, biases)?),
-            ("BIAS", common_type(call, [input.bias, output.bias, up.bias, down.bias])?),
+            (
+                "BIAS",
+                common_type(call, [input.bias, output.bias, up.bias, down.bias, router_bias, second_bias])?,
+            ),
             ("NORM", kind(first_norm).to_string()),
             ("ROPE", i32::from(rotated.heads.rope.is_some()).to_string()),
             ("WINDOWS", i32::from(body.kinds.iter().any(|kind| kind.op.window > 0)).to_string()),
@@ -328,6 +345,7 @@ impl Shape {
             dtype,
             constants,
             format,
+            dense_attention,
             gated,
             hidden,
             inner: experts.map_or(1, |experts| experts.chosen) * inner,
@@ -340,13 +358,14 @@ impl Shape {
             causal,
             kinds: body.kinds.len(),
             post_norms: layer.post_norms.is_some(),
+            sinks: layer.attention.sinks.is_some(),
             ranks: call.comm.as_ref().map_or(1, |comm| comm.ranks()),
         })
     }
 
     /// Whether layers have additional operands.
     pub(super) fn has_extras(&self) -> bool {
-        self.post_norms || self.kinds > 1
+        self.post_norms || self.kinds > 1 || self.sinks
     }
 
     /// Whether every block keeps the token, because it adds whole results to it.
@@ -363,33 +382,47 @@ impl Shape {
         let query = self.kv_heads * self.group * self.head;
         let up = if self.gated { 2 * self.inner } else { self.inner };
         let (keys, packing) = (self.kv_heads * self.head, packing(self.format));
+        let of_attention = packing.filter(|_| !self.dense_attention);
         // In the product of query, key and value, the halves of rotated elements and of a head must be whole runs.
         let turned =
             if self.pairs > 0 && self.head.is_multiple_of(4 * OUTPUTS) { self.pairs } else { self.head / 2 };
-        let product = |inputs, outputs, runs| {
+        let product = |packing, inputs, outputs, runs| {
             let together = if outputs == query + 2 * keys { turned } else { outputs };
-            Product { inputs, outputs, runs, packing, together, piece: None }
+            let slot_columns = SLOT_COLUMNS[0];
+            Product { inputs, outputs, runs, packing, together, slot_columns, of_experts: false, piece: None }
         };
         // Tiles have two runs if results are computed from pairs.
         let pairs = |paired: bool| if paired { 2 } else { 1 };
+        let rotated = self.constants.contains(&("ROPE", "1".to_owned()));
         let mut products = vec![
-            product(self.hidden, query + 2 * keys, pairs(self.constants.contains(&("ROPE", "1".to_owned())))),
-            product(query, self.hidden, 1),
-            product(self.hidden, up, pairs(self.gated)),
-            product(self.inner, self.hidden, 1),
+            product(of_attention, self.hidden, query + 2 * keys, pairs(rotated)),
+            product(of_attention, query, self.hidden, 1),
+            product(packing, self.hidden, up, pairs(self.gated)),
+            product(packing, self.inner, self.hidden, 1),
         ];
         if let Some(Choice { count, chosen, .. }) = self.experts {
             let inner = self.inner / chosen;
             products[2].together = inner;
             products[3].piece = Some(inner);
-            products.push(Product { packing: None, ..product(self.hidden, count, 1) });
+            for product in &mut products[2..] {
+                product.of_experts = true;
+            }
+            products.push(product(None, self.hidden, count, 1));
         }
         products
     }
 
     /// The kernel's tile configuration for a device; `None` if its blocks cannot hold such layers.
     pub(super) fn tiles(&self, device: &DeviceSpec) -> Option<TileConfig> {
-        let products = self.products();
+        SLOT_COLUMNS.into_iter().find_map(|columns| {
+            let mut products = self.products();
+            products.iter_mut().for_each(|product| product.slot_columns = columns);
+            self.tiles_of(&products, device)
+        })
+    }
+
+    /// The tile configuration for products with a certain size of slots.
+    fn tiles_of(&self, products: &[Product], device: &DeviceSpec) -> Option<TileConfig> {
         let bytes: usize = products.iter().map(Product::bytes).sum();
         if self.hidden > NORMED_INPUTS {
             return None;
@@ -403,7 +436,7 @@ impl Shape {
         };
         let slot = SLOT_BYTES.rev().step_by(SLOT_STEP).min_by_key(used)?;
         let runs: Vec<Run> = products.iter().map(|product| product.run(slot)).collect();
-        let slot = products.iter().zip(&runs).map(|(product, run)| run.bytes(product.packing)).max()?;
+        let slot = products.iter().zip(&runs).map(|(product, run)| product.slot_bytes(*run)).max()?;
         let slot = slot.next_multiple_of(128);
         // Every block must have tiles of the first half of the MLP: there it observes that all other blocks have finished older
         // work.
@@ -414,9 +447,10 @@ impl Shape {
         let parts = self.kv_heads * (self.group / tile_heads);
         // As in the kernel, plus 2 KiB for its static shared memory, and the sines of another kind of attention.
         let rounded = |bytes: usize| bytes.next_multiple_of(128);
-        let staged = |product: &Product| match product.packing {
-            None => rounded(product.inputs * ELEMENT),
-            Some(_) => rounded(3 * (product.inputs + 64) + product.inputs / (STEP / 2) * 4),
+        let planes = needs_planes(packing(self.format));
+        let staged = |product: &Product| match planes {
+            false => rounded(product.inputs * ELEMENT),
+            true => rounded(3 * (product.inputs + 64) + product.inputs / (STEP / 2) * 4),
         };
         let inputs = products.iter().map(staged).max()?;
         let teams = products.iter().zip(&runs).map(|(product, run)| product.teams(*run, most));
@@ -436,7 +470,7 @@ impl Shape {
             + (self.kinds - 1) * rounded(self.head / 2 * size_of::<[f32; 2]>())
             + self.experts.map_or(0, |experts| {
                 let table = self.table_layers() * size_of::<params::ExpertLayer>();
-                let plain = packing(self.format).map_or(0, |_| rounded(self.hidden * ELEMENT));
+                let plain = if planes { rounded(self.hidden * ELEMENT) } else { 0 };
                 rounded(table) + plain + rounded(experts.words * size_of::<u32>())
             });
         let left = device.shared_memory().checked_sub(beside + (2 << 10))?;
@@ -483,6 +517,8 @@ impl Shape {
             ("CAUSAL", usize::from(self.causal)),
             ("KINDS", self.kinds),
             ("POST_NORMS", usize::from(self.post_norms)),
+            ("SINKS", usize::from(self.sinks)),
+            ("DENSE_ATTENTION", usize::from(self.dense_attention)),
             ("RANKS", self.ranks),
             ("RESULT_SETS", RESULT_SETS),
             ("PART_BYTES", PART_BYTES),

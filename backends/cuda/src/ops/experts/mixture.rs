@@ -29,7 +29,7 @@ const ALIGNMENT: usize = 256;
 
 /// A linear layer of experts: its weight and bias.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::ops) struct Layer {
+pub(in crate::ops) struct ExpertLinear {
     pub(in crate::ops) op: GroupedLinear,
     pub(in crate::ops) weight: usize,
     pub(in crate::ops) bias: Option<usize>,
@@ -43,10 +43,10 @@ pub(in crate::ops) struct Mixture {
     pub(in crate::ops) router: [Option<usize>; 5],
     pub(in crate::ops) group: MoeGroup,
     pub(in crate::ops) x: usize,
-    pub(in crate::ops) gate: Layer,
-    pub(in crate::ops) up: Layer,
+    pub(in crate::ops) gate: ExpertLinear,
+    pub(in crate::ops) up: ExpertLinear,
     pub(in crate::ops) activation: GatedActivation,
-    pub(in crate::ops) down: Layer,
+    pub(in crate::ops) down: ExpertLinear,
     combine: MoeCombine,
     /// The weighted sum.
     pub(in crate::ops) result: usize,
@@ -76,7 +76,7 @@ impl Mixture {
             let same = (op.count, op.first_expert) == (group.count, group.first_expert)
                 && value(call, 2) == Some(experts)
                 && [value(call, 4), value(call, 5)] == tables.map(Some);
-            same.then_some((Layer { op, weight, bias }, call))
+            same.then_some((ExpertLinear { op, weight, bias }, call))
         };
         let ((gate, gating), (up, other)) = (layer()?, layer()?);
         let (activation, activated) =
@@ -84,7 +84,7 @@ impl Mixture {
         let mut layer = || {
             let (op, call) =
                 reader.take(|op| if let Op::GroupedLinear(op) = op { Some(*op) } else { None })?;
-            Some((Layer { op, weight: value(call, 1)?, bias: value(call, 3) }, call))
+            Some((ExpertLinear { op, weight: value(call, 1)?, bias: value(call, 3) }, call))
         };
         let (down, last) = layer()?;
         let (combine, combined) =
@@ -205,7 +205,7 @@ pub(in crate::ops) fn region(
     let Some(logits) = body.router[0] else { return Ok(None) };
     let (rows, slots) = (operand(call, logits)?.shape[0], body.route.top_k as usize);
     let count = body.group.count as usize;
-    let weight = |layer: Layer| match call.operands.get(layer.weight) {
+    let weight = |layer: ExpertLinear| match call.operands.get(layer.weight) {
         Some(Some(OperandDesc::Weight(weight))) => Ok(weight),
         _ => Err(Error::internal("a linear layer of experts without a weight")),
     };
@@ -246,7 +246,7 @@ pub(in crate::ops) fn region(
             results,
         );
     }
-    let layer = |x: Place, layer: Layer| {
+    let layer = |x: Place, layer: ExpertLinear| {
         let [order, starts] = tables;
         vec![Some(x), outer(Some(layer.weight)), Some(experts), outer(layer.bias), order, starts]
     };

@@ -214,13 +214,14 @@ impl FusedLinear {
         Some((Self { norm, x, scales, weight, bias, product: dtype, epilogue }, results))
     }
 
-    /// The scale of the product in a residual sum, and the limit of an activation: `alpha` and `limit` of the kernels.
-    pub(in crate::ops) fn scalars(&self) -> [f32; 2] {
+    /// The scale of the product in a residual sum, and the limit and the offset of an activation: `alpha`, `limit` and `up_offset`
+    /// of the kernels.
+    pub(in crate::ops) fn scalars(&self) -> [f32; 3] {
         match self.epilogue {
-            Epilogue::Nothing | Epilogue::Heads(_) => [0.0; 2],
-            Epilogue::Sum(op, _) => [op.alpha, 0.0],
-            Epilogue::Activation(op) => [0.0, op.limit],
-            Epilogue::Gate(op) => [0.0, op.limit],
+            Epilogue::Nothing | Epilogue::Heads(_) => [0.0; 3],
+            Epilogue::Sum(op, _) => [op.alpha, 0.0, 0.0],
+            Epilogue::Activation(op) => [0.0, op.limit, 0.0],
+            Epilogue::Gate(op) => [0.0, op.limit, op.up_offset],
         }
     }
 

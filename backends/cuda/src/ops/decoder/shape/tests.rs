@@ -17,6 +17,7 @@ fn shape([hidden, inner, kv_heads, group, head]: [usize; 5], gated: bool) -> Sha
         dtype: DType::BF16,
         constants,
         format,
+        dense_attention: false,
         gated,
         hidden,
         inner,
@@ -29,6 +30,7 @@ fn shape([hidden, inner, kv_heads, group, head]: [usize; 5], gated: bool) -> Sha
         causal: true,
         kinds: 1,
         post_norms: false,
+        sinks: false,
         ranks: 1,
     }
 }
