@@ -60,6 +60,7 @@ pub(crate) use mesh_programs::mesh_programs;
 pub(crate) use mesh_rank::{MeshRank, MeshShape};
 pub(crate) use plan_cache::{PlanCache, plan_key};
 pub(crate) use programs::{DeviceNumbers, StepPrograms};
+use rayon::prelude::*;
 pub(crate) use staged_pages::{PAGE_BATCH, STAGING_AREAS, StagedPages};
 use std::sync::Arc;
 pub(crate) use step_interface::{SegmentSet, StepInput, StepOutput, StepSegment, StepSize, StepState};
@@ -177,16 +178,17 @@ impl EnginePlan {
             let program = self.programs.merged(device, bucket, fixed)?;
             Layout::new(&program, device, bucket, fixed, self.programs.mesh())
         };
-        let mut shared = layout(limits)?.shared;
         // First-fit placement is not monotonic: a smaller step can need a larger arena than the largest step, so several
         // buckets are laid out.
         let is_large = |bucket: &Bucket| {
             bucket.sequences == limits.sequences && (bucket.all_rows || bucket.tokens == limits.tokens)
         };
-        for bucket in Bucket::all(limits, self.options.rows_per_request()).into_iter().filter(is_large) {
-            shared = shared.max(layout(bucket)?.shared);
-        }
-        self.shared = shared;
+        let all = Bucket::all(limits, self.options.rows_per_request());
+        let mut buckets: Vec<Bucket> =
+            all.into_iter().filter(is_large).filter(|bucket| *bucket != limits).collect();
+        buckets.push(limits);
+        let sizes = buckets.into_par_iter().map(|bucket| -> Result<_> { Ok(layout(bucket)?.shared) });
+        self.shared = sizes.try_reduce(SharedSizes::default, |a, b| Ok(a.max(b)))?;
         Ok(())
     }
 

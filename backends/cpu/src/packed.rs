@@ -34,6 +34,7 @@ use dsrun_core::{
 use dsrun_host::PackedMemory;
 use format::{PanelFormat, common_zero, with_block, with_integers};
 pub(crate) use integers::QuantisedRow;
+use memmap2::MmapMut;
 use panel::{
     BF16, Block, Bytes, F16, F32, FromBytes, FromIntegers, Int8, Nibbles, Q4_0, Q4_1, Q4K, Q6K, Q8_0,
 };
@@ -54,7 +55,8 @@ pub(crate) struct PackedMatrix {
 /// The memory of a packed matrix: its panels, back to back, and the scale of each row if blocks hold no scales.
 enum Storage {
     Own {
-        lines: Vec<Line>,
+        /// Begins at a page, so that no vector is split between two cache lines.
+        panels: MmapMut,
         scales: Vec<f32>,
     },
     /// Memory that others write to between calls, with the scales behind the panels.
@@ -69,11 +71,6 @@ pub(crate) struct RowRange<'a> {
     /// As many rows as `x`, with a column for every row of [`PackedMatrix::covered`].
     pub(crate) out: &'a mut [f32],
 }
-
-/// The unit of storage: a cache line, so that vectors are never split between two.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
 
 /// The format and size of the panels of a matrix.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +107,7 @@ impl PanelShape {
         let scales =
             if format == PanelFormat::Int8 { outputs.checked_mul(size_of::<f32>()) } else { Some(0) };
         let bytes = scales.and_then(|scales| scales.checked_add(panel_bytes));
-        let bytes = bytes.filter(|bytes| *bytes <= isize::MAX as usize - size_of::<Line>());
+        let bytes = bytes.filter(|bytes| *bytes <= isize::MAX as usize);
         Ok(Self {
             format,
             outputs,
@@ -148,13 +145,10 @@ impl PackedMatrix {
             let message = format!("is {:?}, but its reader has {:?}", desc.weight_type, rows.weight_type());
             return Err(Error::invalid(message).at("weight"));
         }
-        let mut lines = zeroed_lines(shape.panel_bytes)?;
+        let mut panels = zeroed(shape.panel_bytes)?;
         let mut scales = vec![0.0; shape.outputs];
         if shape.panel_bytes > 0 {
-            let target = Target {
-                panels: &mut bytemuck::cast_slice_mut(&mut lines)[..shape.panel_bytes],
-                scales: &mut scales,
-            };
+            let target = Target { panels: &mut panels[..shape.panel_bytes], scales: &mut scales };
             let format = desc.weight_type.format;
             match shape.format {
                 PanelFormat::F32 if !format.is_quantised() => {
@@ -184,7 +178,7 @@ impl PackedMatrix {
         if shape.format != PanelFormat::Int8 {
             scales = Vec::new();
         }
-        Ok(Self { weight_type: desc.weight_type.clone(), shape, storage: Storage::Own { lines, scales } })
+        Ok(Self { weight_type: desc.weight_type.clone(), shape, storage: Storage::Own { panels, scales } })
     }
 
     /// A matrix whose packed bytes are in memory that is as long as its layout.
@@ -220,7 +214,7 @@ impl PackedMatrix {
 
     fn panels(&self) -> &[u8] {
         let bytes = match &self.storage {
-            Storage::Own { lines, .. } => bytemuck::cast_slice(lines),
+            Storage::Own { panels, .. } => &**panels,
             Storage::Adopted(memory) => Self::adopted(memory),
         };
         &bytes[..self.shape.panel_bytes]
@@ -451,14 +445,17 @@ impl fmt::Debug for PackedMatrix {
     }
 }
 
-fn zeroed_lines(bytes: usize) -> Result<Vec<Line>> {
-    let count = bytes.div_ceil(size_of::<Line>());
-    let mut lines = Vec::new();
-    lines.try_reserve_exact(count).map_err(|_| {
-        Error::new(Code::OutOfMemory, format!("no {bytes} bytes of host memory for a weight"))
+/// Memory of zeros for panels. It is in large pages where the system has them, so that reading weights needs fewer translations of
+/// addresses; and its pages are first touched by the threads that fill them.
+fn zeroed(bytes: usize) -> Result<MmapMut> {
+    // No mapping is empty.
+    let memory = MmapMut::map_anon(bytes.max(1)).map_err(|error| {
+        Error::new(Code::OutOfMemory, format!("no {bytes} bytes of host memory for a weight: {error}"))
     })?;
-    lines.resize(count, Line([0; 64]));
-    Ok(lines)
+    // A kernel without large pages refuses, and does without.
+    #[cfg(target_os = "linux")]
+    memory.advise(memmap2::Advice::HugePage).ok();
+    Ok(memory)
 }
 
 /// The memory a matrix is packed into.

@@ -3,7 +3,7 @@
 mod json;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tokenizers::models::bpe::{BPE, Vocab};
 
@@ -234,31 +234,38 @@ fn added(
 }
 
 fn ranked_merges(tokens: &[(u32, &str)], merges: &[String], whole_words: bool) -> Result<BPE> {
+    let pairs = merges.iter().enumerate().map(|(index, merge)| {
+        let pair = pair_of(merge).map(|(left, right)| (left.to_owned(), right.to_owned()));
+        pair.ok_or_else(|| {
+            let problem = "is not two tokens with a space between".to_owned();
+            TokenizerError::Merge { index, merge: merge.clone(), problem }
+        })
+    });
+    let pairs = pairs.collect::<Result<_>>()?;
     let vocabulary: Vocab = tokens.iter().map(|(id, token)| ((*token).to_owned(), *id)).collect();
-    let mut joined = String::new();
-    let mut pairs = Vec::with_capacity(merges.len());
-    for (index, merge) in merges.iter().enumerate() {
-        let error = |problem: String| TokenizerError::Merge { index, merge: merge.clone(), problem };
-        let Some((left, right)) = merge.split_once(' ').filter(|(left, right)| {
-            // A space inside a token is written otherwise, so there is exactly one here.
-            !left.is_empty() && !right.is_empty() && !right.contains(' ')
-        }) else {
-            return Err(error("is not two tokens with a space between".to_owned()));
-        };
-        joined.clear();
-        joined.extend([left, right]);
-        if let Some(missing) =
-            [left, right, &joined].into_iter().find(|token| !vocabulary.contains_key(*token))
-        {
-            return Err(error(format!("needs token {missing:?}, which the vocabulary does not have")));
-        }
-        pairs.push((left.to_owned(), right.to_owned()));
-    }
-    BPE::builder()
-        .vocab_and_merges(vocabulary, pairs)
-        .ignore_merges(whole_words)
-        .build()
-        .map_err(|error| TokenizerError::Vocabulary { message: error.to_string() })
+    BPE::builder().vocab_and_merges(vocabulary, pairs).ignore_merges(whole_words).build().map_err(|error| {
+        unknown_token(tokens, merges)
+            .unwrap_or_else(|| TokenizerError::Vocabulary { message: error.to_string() })
+    })
+}
+
+/// The two tokens of a merge. A space inside a token is written otherwise, so there is exactly one.
+fn pair_of(merge: &str) -> Option<(&str, &str)> {
+    merge
+        .split_once(' ')
+        .filter(|(left, right)| !left.is_empty() && !right.is_empty() && !right.contains(' '))
+}
+
+/// The error for the first merge that has, or makes, a token that is not in the vocabulary.
+fn unknown_token(tokens: &[(u32, &str)], merges: &[String]) -> Option<TokenizerError> {
+    let vocabulary: HashSet<&str> = tokens.iter().map(|(_, token)| *token).collect();
+    merges.iter().enumerate().find_map(|(index, merge)| {
+        let (left, right) = pair_of(merge)?;
+        let joined = [left, right].concat();
+        let missing = [left, right, &joined].into_iter().find(|token| !vocabulary.contains(*token))?;
+        let problem = format!("needs token {missing:?}, which the vocabulary does not have");
+        Some(TokenizerError::Merge { index, merge: merge.clone(), problem })
+    })
 }
 
 fn score_merges(

@@ -436,10 +436,11 @@ impl Q4_1 {
 impl FromBytes for Q8_0 {
     fn set_row(&mut self, lane: usize, bytes: &[u8]) {
         self.scales[lane] = u16::from_le_bytes(array(bytes));
+        let q: [u8; 32] = array(&bytes[2..]);
         for (word, words) in self.words.iter_mut().enumerate() {
-            let elements = [0, 8, 16, 24].map(|first| bytes[2 + first + word]);
+            let elements = u32::from_le_bytes([q[word], q[8 + word], q[16 + word], q[24 + word]]);
             // Flipping the sign bit of a signed byte adds 128.
-            words[lane] = u32::from_le_bytes(elements) ^ 0x8080_8080;
+            words[lane] = elements ^ 0x8080_8080;
         }
     }
 }
@@ -500,13 +501,23 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     array
 }
 
+/// Word `w` of the result has bytes `w`, `w + 4`, `w + 8` and `w + 12`.
+fn dealt(bytes: &[u8]) -> [u32; 4] {
+    let bytes: [u8; 16] = array(bytes);
+    let word = |w: usize| u32::from_le_bytes([bytes[w], bytes[w + 4], bytes[w + 8], bytes[w + 12]]);
+    [word(0), word(1), word(2), word(3)]
+}
+
+/// The low nibbles of four bytes, side by side in 16 bits.
+fn low_nibbles(bytes: u32) -> u32 {
+    let nibbles = bytes & NIBBLES;
+    let pairs = (nibbles | nibbles >> 4) & 0x00FF_00FF;
+    (pairs | pairs >> 8) & 0xFFFF
+}
+
 /// Elements 0..16 of a block are the low nibbles of its 16 bytes, elements 16..32 the high ones.
 fn set_nibbles(words: &mut [[u32; WIDTH]; 4], lane: usize, bytes: &[u8]) {
-    for (word, words) in words.iter_mut().enumerate() {
-        let pairs = [0, 4, 8, 12].map(|first| u32::from(bytes[first + word]));
-        let place = |sum: u32, (position, pair): (usize, u32)| {
-            sum | (pair & 15) << (4 * position) | (pair >> 4) << (4 * position + 16)
-        };
-        words[lane] = pairs.into_iter().enumerate().fold(0, place);
+    for (words, bytes) in words.iter_mut().zip(dealt(bytes)) {
+        words[lane] = low_nibbles(bytes) | low_nibbles(bytes >> 4) << 16;
     }
 }

@@ -1,11 +1,11 @@
 //! Blocks of 256 elements whose parts have scales of few bits: factors of the scale of the block.
 
-use super::{Block, FromBytes, Lanes, NIBBLES, Pod, Scaled, WIDTH, Zeroable, array, decode, for_step};
-use dsrun_core::{Affine, BlockFormat, WeightFormat, six_bit_factors};
+use super::{
+    Block, FromBytes, Lanes, NIBBLES, Pod, Scaled, WIDTH, Zeroable, array, dealt, decode, for_step,
+    low_nibbles,
+};
+use dsrun_core::six_bit_factors;
 use half::f16;
-
-/// Elements of a block.
-const LENGTH: usize = 256;
 
 /// 256 elements of sixteen rows, in parts of 32.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -122,16 +122,6 @@ impl Q6K {
     }
 }
 
-/// The integers of a block of a row.
-fn integers(format: BlockFormat, bytes: &[u8]) -> [u8; LENGTH] {
-    let mut integers = [0; LENGTH];
-    let mut scales = [Affine::default(); LENGTH / 16];
-    let groups = LENGTH / format.group();
-    let done = WeightFormat::Block(format).unpack_row(bytes, &mut integers, &mut scales[..groups]);
-    debug_assert!(done.is_ok(), "a block has as many bytes as its format says: {done:?}");
-    integers
-}
-
 impl FromBytes for Q4K {
     const BYTES: usize = 144;
 
@@ -142,9 +132,14 @@ impl FromBytes for Q4K {
             let (scale, minimum) = six_bit_factors(&bytes[4..16], part);
             (self.factors[part][lane], self.offsets[part][lane]) = (scale, minimum);
         }
-        for (index, q) in integers(BlockFormat::Q4_K, bytes).into_iter().enumerate() {
-            let (part, index) = (index / Self::PART, index % Self::PART);
-            self.words[4 * part + index % 4][lane] |= u32::from(q) << (4 * (index / 4));
+        // 32 bytes have the elements of two parts, in their low and in their high nibbles.
+        for (words, bytes) in self.words.chunks_exact_mut(8).zip(bytes[16..].chunks_exact(32)) {
+            let (first, second) = (dealt(bytes), dealt(&bytes[16..]));
+            for word in 0..4 {
+                let [first, second] = [first[word], second[word]];
+                words[word][lane] = low_nibbles(first) | low_nibbles(second) << 16;
+                words[4 + word][lane] = low_nibbles(first >> 4) | low_nibbles(second >> 4) << 16;
+            }
         }
     }
 }
@@ -156,11 +151,17 @@ impl FromBytes for Q6K {
             // Flipping the sign bit of a signed byte adds 128.
             factors[lane] = factor ^ 0x80;
         }
-        for (index, q) in integers(BlockFormat::Q6_K, bytes).into_iter().enumerate() {
-            let (part, index) = (index / Self::PART, index % Self::PART);
-            let (word, byte) = (index % 4, index / 4);
-            self.low[2 * part + word % 2][lane] |= u32::from(q & 15) << (8 * byte + 4 * (word / 2));
-            self.high[part][lane] |= u32::from(q >> 4) << (8 * byte + 2 * word);
+        // Of each half of the block, 64 bytes have the low nibbles of parts 0 to 3 and the high ones of parts 4 to 7, as nibbles; and
+        // 32 bytes have pairs of bits of parts 0 and 1, then 2 and 3, and so on.
+        for part in 0..Self::PARTS {
+            let (half, part_of_half) = (part / 8, part % 8);
+            let low = dealt(&bytes[64 * half + part_of_half % 4 * 16..]);
+            let high = dealt(&bytes[128 + 32 * half + part_of_half % 2 * 16..]);
+            let nibbles = low.map(|bytes| bytes >> (part_of_half / 4 * 4) & NIBBLES);
+            let pairs = high.map(|bytes| bytes >> (part_of_half / 2 * 2) & 0x0303_0303);
+            self.low[2 * part][lane] = nibbles[0] | nibbles[2] << 4;
+            self.low[2 * part + 1][lane] = nibbles[1] | nibbles[3] << 4;
+            self.high[part][lane] = pairs[0] | pairs[1] << 2 | pairs[2] << 4 | pairs[3] << 6;
         }
     }
 }
