@@ -90,6 +90,13 @@ impl Product {
         run.bytes(self.packing) + by_output.map_or(0, |packing| run.outputs / OUTPUTS * packing.line())
     }
 
+    /// Whether a slot holds whole rows, where rows are those of dense experts: the kernel was not tried with parts of them. The second
+    /// half of the MLP has parts of the concatenated rows.
+    pub(super) fn takes_rows_of_experts(&self, run: Run) -> bool {
+        let dense_experts = self.of_experts && self.packing.is_none();
+        !dense_experts || self.piece.is_some() || run.inputs == self.inputs
+    }
+
     /// The inputs of a row in memory, with its padding.
     fn padded(&self) -> usize {
         let row = self.piece.unwrap_or(self.inputs);

@@ -438,6 +438,9 @@ impl Shape {
         let runs: Vec<Run> = products.iter().map(|product| product.run(slot)).collect();
         let slot = products.iter().zip(&runs).map(|(product, run)| product.slot_bytes(*run)).max()?;
         let slot = slot.next_multiple_of(128);
+        if products.iter().zip(&runs).any(|(product, run)| !product.takes_rows_of_experts(*run)) {
+            return None;
+        }
         // Every block must have tiles of the first half of the MLP: there it observes that all other blocks have finished older
         // work.
         let tiles = products[2].tiles(runs[2]);

@@ -1,6 +1,7 @@
 //! Tests of tile configurations.
 
 use super::*;
+use dsrun_core::BlockFormat;
 use rstest::rstest;
 
 const DEVICE: DeviceSpec =
@@ -117,6 +118,18 @@ fn slots_hold_inputs_of_one_expert(#[case] sizes: [usize; 5], #[case] counts: [u
     let [_, _, up, down, router] = cut.runs[..] else { panic!("{cut:?}") };
     assert!(inner.is_multiple_of(up.outputs) && inner.is_multiple_of(down.inputs), "{cut:?}");
     assert!(count.is_multiple_of(router.outputs), "{cut:?}");
+}
+
+#[test]
+fn rows_of_dense_experts_that_fill_several_slots_are_refused() {
+    // Runs have 8 rows, because 2880 is no multiple of 128.
+    let experts = Some(Choice { count: 32, chosen: 4, rounded: false, words: 73 });
+    let dense = Shape { experts, inner: 4 * 2880, ..shape([2880, 2880, 8, 8, 64], true) };
+    assert!(dense.tiles(&DEVICE).is_none());
+    let format = WeightFormat::Block(BlockFormat::Mxfp4);
+    let floats = Shape { format, dense_attention: true, ..dense };
+    let cut = floats.tiles(&DEVICE).unwrap();
+    assert_eq!([cut.runs[2].inputs, cut.runs[3].inputs], [2944; 2], "{cut:?}");
 }
 
 #[test]
