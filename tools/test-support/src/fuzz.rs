@@ -8,6 +8,7 @@
 //! ```sh
 //! export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters"
 //! DSRUN_FUZZ_SECONDS=600 cargo test --target x86_64-unknown-linux-gnu --target-dir target/fuzz -p dsrun-models --test fuzz
+//! DSRUN_FUZZ_SECONDS=600 cargo test --target x86_64-unknown-linux-gnu --target-dir target/fuzz -p dsrun --bin dsrun -- fuzz
 //! ```
 //!
 //! Reproduce a finding with `DSRUN_FUZZ_INPUT=FILE cargo test ..`.
