@@ -22,7 +22,7 @@ template <int P> struct Factors<P, false> {
     static_assert(UNITS == 1 || OF_RUN == 1, "units together are whole");
     /* Lanes that share an output when sums are added up. */
     static constexpr int SHARERS = 4;
-    /* Whether activations stay in registers; otherwise they are loaded for every run. */
+    /* Whether activations stay in registers, 8 for each step, at most 48 of the 224 of a thread; otherwise they are loaded for every run. */
     static constexpr bool KEPT = OF_RUN * MOST <= 6;
 
     /* This warp's part of a slot. */
@@ -92,8 +92,7 @@ template <int P> struct Factors<P, false> {
         for (int n = 0; n < OF_RUN * MOST && KEPT; ++n) kept[n] = inputs_of(t, activations, n / MOST, n % MOST);
     }
 
-    /* A tile: sums of its runs over this warp's inputs, into shared memory. With `more`, weights of the next tile replace these;
-     * otherwise what is read past the last slot is not used. */
+    /* A tile: sums of its runs over this warp's inputs, into shared memory. With `more`, weights of the next tile replace these. */
     __device__ void multiply_tile(u32 sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
         float total[RUNS_OF[P]][UNITS] = {};
 #pragma unroll

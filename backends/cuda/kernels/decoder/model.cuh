@@ -60,7 +60,8 @@ constexpr int SUMS_OF[5] = {RUN_SUMS / TEAMS_0, RUN_SUMS / TEAMS_1, RUN_SUMS / T
 #define IS_OF_EXPERTS(product) (EXPERTS && ((product) == UP || (product) == DOWN))
 #define ROW_OF(product) (IS_OF_EXPERTS(product) && (product) == DOWN ? EXPERT_INNER : INPUTS_OF[product])
 #if BITS
-/* Inputs that a lane group multiplies in a step. Rows of packed weights are padded to whole steps, and their scales to two of them. */
+/* Inputs of a span. Rows of packed weights are padded to whole spans, and their scales to pairs of spans (weight/packing.rs); rows of
+ * integers have a multiple of 256 inputs, and so no padding. */
 #define SPAN 128
 #define PADDED_TO(inputs, step) (((inputs) + (step) - 1) / (step) * (step))
 /* Bytes of a unit of 8 packed outputs, of the scales of 8 outputs in a group, and of the scales of a unit; and the offset of the scales,

@@ -333,8 +333,8 @@ impl Attention {
         let over_these = (0..3).all(|index| value(call, index) == Some(operands[index]));
         let plain =
             op.mask == AttentionMask::Causal || op.mask == AttentionMask::Bidirectional && op.window == 0;
-        let others = (8..call.operands.len()).filter(|index| *index != SINKS);
-        if !over_these || !plain || others.into_iter().any(|index| value(call, index).is_some()) {
+        let mut others = (8..call.operands.len()).filter(|index| *index != SINKS);
+        if !over_these || !plain || others.any(|index| value(call, index).is_some()) {
             return None;
         }
         let [start, length, total, table] =

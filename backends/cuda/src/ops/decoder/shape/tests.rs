@@ -122,7 +122,7 @@ fn slots_hold_inputs_of_one_expert(#[case] sizes: [usize; 5], #[case] counts: [u
 
 #[test]
 fn rows_of_dense_experts_that_fill_several_slots_are_refused() {
-    // Runs have 8 rows, because 2880 is no multiple of 128.
+    // Runs of fewer than 8 rows need a multiple of 128 inputs. 8 rows of 2880 take 46 KB, and a slot has 32 KB at most.
     let experts = Some(Choice { count: 32, chosen: 4, rounded: false, words: 73 });
     let dense = Shape { experts, inner: 4 * 2880, ..shape([2880, 2880, 8, 8, 64], true) };
     assert!(dense.tiles(&DEVICE).is_none());
