@@ -53,14 +53,11 @@ template <int P> struct Factors<P, false> {
         const int numbers = UNITS * steps(slot) * (SPAN * BITS) + (unit * steps(slot) + i * WARPS) * (4 * LINE);
         scale[own] = widen(*(const SCALE*)(from + numbers + (4 * member(t, slot) + t.part) * LINE + t.group * (int)sizeof(SCALE)));
     }
-    /* Releases a slot once all lanes have read it: as for integers (packed.cuh). */
     __device__ void release(const Thread& t, Ring& ring, u32 barriers) const {
         u32 mixed = 0;
 #pragma unroll
         for (int i = 0; i < OWN; ++i) mixed ^= words[i].word[0] ^ __float_as_uint(scale[i]);
-        u32 voted = __ballot_sync(0xffffffffu, mixed == 0x2545f491u);
-        if (t.lane == 0) arrive(barriers + ring.slot * 16 + 8 + (voted & t.none));
-        ring.next();
+        release_slot(mixed, t, ring, barriers);
     }
     /* Loads the first slot, before the activations are complete. */
     __device__ void take_ahead(const Thread& t, Ring& ring, u32 barriers) {

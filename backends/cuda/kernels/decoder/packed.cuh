@@ -103,8 +103,6 @@ template <int P> struct Factors<P, false> {
         if (BY_OUTPUT) scale[own] = widen(((const SCALE*)(from + UNITS * columns(piece) * BITS + unit * LINE))[t.group]);
 #endif
     }
-    /* Releases a slot once all lanes have read it. A vote on the loaded values completes only after the loads have, so all lanes
-     * have voted before the slot is released; a fence would also wait for results that are being written to other blocks. */
     __device__ void release(const Thread& t, Ring& ring, u32 barriers) const {
         u32 mixed = 0;
 #pragma unroll
@@ -113,9 +111,7 @@ template <int P> struct Factors<P, false> {
             for (int v = 0; v < 2 * VECTORS; ++v) mixed ^= integers[i][v / VECTORS][v % VECTORS].word[0];
             if (GROUP || BY_OUTPUT) mixed ^= __float_as_uint(scale[i]);
         }
-        u32 voted = __ballot_sync(0xffffffffu, mixed == 0x2545f491u);
-        if (t.lane == 0) arrive(barriers + ring.slot * 16 + 8 + (voted & t.none));
-        ring.next();
+        release_slot(mixed, t, ring, barriers);
     }
     /* Loads the first slot, before the activations are complete. */
     __device__ void take_ahead(const Thread& t, Ring& ring, u32 barriers) {

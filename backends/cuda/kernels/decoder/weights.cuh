@@ -359,6 +359,15 @@ struct Thread {
 /* Stores a partial sum of a warp for the warp that adds them up. */
 __device__ inline void leave_sum(u32 to, float sum) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(to), "f"(sum) : "memory"); }
 
+/* Releases a slot once all lanes have read it, and goes on to the team's next one. `read` depends on everything that the lane has loaded
+ * from the slot: the vote completes only after the loads have. A fence would also wait for results that are being written to other blocks. */
+template <int TEAMS = 1> __device__ inline void release_slot(u32 read, const Thread& t, Ring& ring, u32 barriers) {
+    u32 voted = __ballot_sync(0xffffffffu, read == 0x2545f491u);
+    if (t.lane == 0) arrive<TEAMS>(barriers + ring.slot * 16 + 8 + (voted & t.none));
+    if constexpr (TEAMS == 1) ring.next();
+    else ring.skip(TEAMS);
+}
+
 /* Loads four consecutive matrices of 8 rows of 16 bytes: a lane gets word `part` of row `group` of each. */
 __device__ inline Vector load_matrices(u32 from) {
     Vector v;
@@ -407,16 +416,11 @@ template <int COLUMNS, int RUN, int TEAMS> struct Weights {
         await_phase(barriers + ring.slot * 16, ring.phase);
         return memory + ring.slot * SLOT_BYTES + t.group / SETS * (COLUMNS * 2) + member(t) * STEP + set(t) * 64 + t.part * 16;
     }
-    /* Releases the slot once all lanes have read it. A vote on the loaded values completes only after the loads have; a fence
-     * would also wait for results that are being written to other blocks. */
     __device__ void release(const Thread& t, Ring& ring, u32 barriers) const {
         u32 mixed = 0;
 #pragma unroll
         for (int i = 0; i < EACH; ++i) mixed ^= low[i].word[0] ^ high[i].word[0];
-        u32 voted = __ballot_sync(0xffffffffu, mixed == 0x2545f491u);
-        if (t.lane == 0) arrive<TEAMS>(barriers + ring.slot * 16 + 8 + (voted & t.none));
-        if constexpr (TEAMS == 1) ring.next();
-        else ring.skip(TEAMS);
+        release_slot<TEAMS>(mixed, t, ring, barriers);
     }
     /* Every register is set on every path: otherwise the compiler keeps it alive from one layer to the next. */
     __device__ void load(const Thread& t, Ring& ring, u32 barriers, bool there) {
