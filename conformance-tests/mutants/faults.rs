@@ -85,6 +85,8 @@ pub(crate) struct Fault {
     pub(crate) packed_short: bool,
     /// An adopted weight is read at the start of its buffer.
     pub(crate) adopted_early: bool,
+    /// A weight in pinned memory keeps the bytes that it had when it was adopted.
+    pub(crate) pinned_copied: bool,
 }
 
 /// No fault.
@@ -123,6 +125,7 @@ pub(crate) const NONE: Fault = Fault {
     weights_leak: false,
     packed_short: false,
     adopted_early: false,
+    pinned_copied: false,
 };
 
 /// A call that runs otherwise.
@@ -495,6 +498,7 @@ static FAULTS: &[Fault] = &[
     Fault { name: "weights_leak", weights_leak: true, ..NONE },
     Fault { name: "packed_short", packed_short: true, ..NONE },
     Fault { name: "adopted_early", adopted_early: true, ..NONE },
+    Fault { name: "pinned_copied", pinned_copied: true, ..NONE },
     Fault { name: "memory_not_zeroed", memory_not_zeroed: true, ..NONE },
     Fault { name: "limit_ignored", limit_ignored: true, ..NONE },
     run("wavers", |run, stream| match run.count() % 2 {

@@ -211,6 +211,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("weights_leak", "packed weights are never given back", "check/memory_given_back"),
     mutant("packed_short", "a copy of a packed weight lacks the last byte", "check/packed_moved"),
     mutant("adopted_early", "an adopted weight is read at the start of its buffer", "check/packed_moved"),
+    mutant(
+        "pinned_copied",
+        "a weight in pinned memory keeps the bytes that it had when it was adopted",
+        "check/packed_pinned",
+    ),
     mutant("memory_not_zeroed", "new memory holds something", "check/memory_zeroed"),
     mutant("limit_ignored", "the memory limit is not kept", "check/memory_limit"),
     mutant("handles_leak", "every handle of the device leaves memory behind", "check/memory_reopened"),

@@ -42,6 +42,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, LocalKey},
+    time::Duration,
 };
 pub(crate) use stream::StreamFault;
 use stream::{MutantEvent, MutantStream, inner_stream};
@@ -316,6 +317,13 @@ impl Kernels for MutantKernels {
     }
 
     fn adopt(&self, weight: &WeightDesc, memory: &BufferSlice) -> Result<Arc<dyn PackedWeight>> {
+        if self.0.fault.pinned_copied && memory.buffer.kind() == MemoryKind::Pinned {
+            let copy = BufferSlice::whole(self.0.inner.allocate(memory.bytes, MemoryKind::Device)?);
+            let mut stream = self.0.inner.stream()?;
+            stream.copy(memory, &copy)?;
+            stream.synchronize("the copy of a weight", Duration::from_secs(10))?;
+            return self.0.inner.kernels().adopt(weight, &copy);
+        }
         let early = BufferSlice { offset: 0, ..memory.clone() };
         self.0.inner.kernels().adopt(weight, if self.0.fault.adopted_early { &early } else { memory })
     }

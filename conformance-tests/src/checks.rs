@@ -391,6 +391,12 @@ pub const CHECKS: &[Check] = &[
         None,
         packed::moved
     ),
+    check!(
+        "packed_pinned",
+        "a packed weight gives the same bits where it was packed and in pinned memory",
+        None,
+        packed::pinned
+    ),
     check!("sampling_masked", "a masked token is never drawn", CORE, sampling::masked),
     check!(
         "sampling_order",

@@ -122,6 +122,8 @@ pub struct PackedLayout {
     pub name: String,
     /// Whether packed bytes can be moved: whether [`Kernels::copy_packed`] and [`Kernels::adopt`] take weights of this layout.
     pub relocatable: bool,
+    /// Whether kernels also read packed bytes in pinned memory: whether [`Kernels::adopt`] takes ranges of it.
+    pub readable_when_pinned: bool,
 }
 
 /// A weight in a device's layout. It is freed when the last handle is dropped and all work that uses it is done.
@@ -210,14 +212,15 @@ pub trait Kernels: Send + Sync {
         Err(not_relocatable())
     }
 
-    /// Makes a packed weight of a range of device memory that holds packed bytes of the same description whenever a call uses the
-    /// weight. It enqueues and allocates nothing. The range is as long as the [layout](PackedLayout) and starts at a multiple of
+    /// Makes a packed weight of a range of memory that holds packed bytes of the same description whenever a call uses the weight. It
+    /// enqueues and allocates nothing. The range is device memory, or pinned memory if the [layout](PackedLayout) is
+    /// [readable there](PackedLayout::readable_when_pinned). It is as long as the layout and starts at a multiple of
     /// [`crate::device::DeviceProperties::alignment`]; the weight keeps its buffer alive.
     ///
     /// The bytes may be replaced between calls that use the weight, so the description is usually not immutable.
     ///
     /// # Errors
-    /// [`crate::Code::Unsupported`] if the layout is not relocatable; if the range is not device memory of this backend, is
+    /// [`crate::Code::Unsupported`] if the layout is not relocatable; if the range is not such memory of this backend, is
     /// misaligned or has another length.
     fn adopt(&self, _weight: &WeightDesc, _memory: &BufferSlice) -> Result<Arc<dyn PackedWeight>> {
         Err(not_relocatable())

@@ -39,7 +39,12 @@ impl Weight {
             let message = format!("{:?} elements do not fit an address space", weight.shape);
             Error::invalid(message).at("weight").field("shape")
         })?;
-        Ok(PackedLayout { bytes, name: format!("f32-{}", weight.format), relocatable: false })
+        Ok(PackedLayout {
+            bytes,
+            name: format!("f32-{}", weight.format),
+            relocatable: false,
+            readable_when_pinned: false,
+        })
     }
 
     /// Reads a weight and decodes it.

@@ -127,7 +127,7 @@ impl PanelShape {
 pub(crate) fn layout(desc: &WeightDesc) -> Result<PackedLayout> {
     let shape = PanelShape::new(&desc.weight_type)?;
     let name = format!("panel16-{}-3", desc.weight_type.format);
-    Ok(PackedLayout { bytes: shape.bytes, name, relocatable: true })
+    Ok(PackedLayout { bytes: shape.bytes, name, relocatable: true, readable_when_pinned: true })
 }
 
 impl PackedMatrix {

@@ -197,8 +197,9 @@ impl<C: Compute> Kernels for HostKernels<C> {
 
     fn adopt(&self, weight: &WeightDesc, memory: &BufferSlice) -> Result<Arc<dyn PackedWeight>> {
         let Shared { host, compute } = &*self.0;
-        check_packed_range(&compute.layout(weight)?, memory, ALIGNMENT)?;
-        if memory.buffer.kind() != MemoryKind::Device {
+        let layout = compute.layout(weight)?;
+        check_packed_range(&layout, memory, ALIGNMENT)?;
+        if memory.buffer.kind() != MemoryKind::Device && !layout.readable_when_pinned {
             return Err(Error::invalid("is not device memory").at("memory"));
         }
         let packed = compute.adopt(weight, PackedMemory::new(memory, host)?)?;

@@ -181,7 +181,7 @@ impl Kernels for PlaybackDevice {
     }
 
     fn prepack_query(&self, _: &WeightDesc) -> Result<PackedLayout> {
-        Ok(PackedLayout { bytes: 0, name: "nothing".into(), relocatable: false })
+        Ok(PackedLayout { bytes: 0, name: "nothing".into(), relocatable: false, readable_when_pinned: false })
     }
 
     fn prepack(

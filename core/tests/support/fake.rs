@@ -184,7 +184,12 @@ impl Kernels for Fake {
     }
 
     fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
-        Ok(PackedLayout { bytes: weight.weight_type.bytes()?, name: "rows".into(), relocatable: false })
+        Ok(PackedLayout {
+            bytes: weight.weight_type.bytes()?,
+            name: "rows".into(),
+            relocatable: false,
+            readable_when_pinned: false,
+        })
     }
 
     fn prepack(

@@ -337,6 +337,9 @@
 // In dsr_packed_layout.flags: packed bytes can be moved with copy_packed and adopt.
 #define DSR_PACKED_RELOCATABLE 1
 
+// Kernels also read packed bytes in pinned memory: adopt takes ranges of it.
+#define DSR_PACKED_READABLE_WHEN_PINNED 2
+
 // In dsr_weight_desc.flags: the weight is never written again once it is packed.
 #define DSR_WEIGHT_IMMUTABLE 1
 
@@ -943,9 +946,10 @@ typedef struct dsr_op_api {
                                       struct dsr_stream *stream,
                                       struct dsr_weight *weight,
                                       const struct dsr_slice *destination);
-    // Makes a packed weight of a range of device memory that holds packed bytes of the same description whenever a call uses the
-    // weight. The host owns the result, frees it once, and keeps the buffer until then; it may replace the bytes between calls
-    // that use the weight. May be NULL if no layout is DSR_PACKED_RELOCATABLE.
+    // Makes a packed weight of a range of memory that holds packed bytes of the same description whenever a call uses the weight:
+    // device memory, or pinned memory if the layout is DSR_PACKED_READABLE_WHEN_PINNED. The host owns the result, frees it once,
+    // and keeps the buffer until then; it may replace the bytes between calls that use the weight. May be NULL if no layout is
+    // DSR_PACKED_RELOCATABLE.
     struct dsr_status *(*adopt)(struct dsr_device *device,
                                 const struct dsr_weight_desc *weight,
                                 const struct dsr_slice *memory,

@@ -15,7 +15,7 @@ use crate::driver::{
 };
 use dsrun_core::{
     DType, Error, Result, WeightFormat, WeightReader, WeightType,
-    device::{Buffer, BufferSlice, MemoryKind, Stream},
+    device::{BufferSlice, MemoryKind, Stream},
     kernels::{PackedLayout, PackedWeight, WeightDesc, check_packed_range},
 };
 use std::sync::Arc;
@@ -73,7 +73,12 @@ pub(crate) fn packed_layout(weight: &WeightDesc) -> Result<PackedLayout> {
         WeightFormat::Dense(dtype) => format!("rows16-{dtype}"),
         format => format!("units8-{format}"),
     };
-    Ok(PackedLayout { bytes: layout(&weight.weight_type)?.bytes, name, relocatable: true })
+    Ok(PackedLayout {
+        bytes: layout(&weight.weight_type)?.bytes,
+        name,
+        relocatable: true,
+        readable_when_pinned: true,
+    })
 }
 
 /// The kernels' name of a weight format: `FORMAT` of `linear/weight.cuh`.
@@ -146,13 +151,10 @@ impl CudaWeight {
         Ok(Self { weight_type: weight.weight_type.clone(), layout, immutable, buffer, offset: 0 })
     }
 
-    /// A weight whose packed bytes are in a range of device memory.
+    /// A weight whose packed bytes are in a range of device or pinned memory. Kernels read pinned memory over the bus.
     pub(crate) fn adopt(context: &Arc<Context>, weight: &WeightDesc, memory: &BufferSlice) -> Result<Self> {
         check_packed_range(&packed_layout(weight)?, memory, ALIGNMENT)?;
         let (buffer, _) = CudaBuffer::locate(memory, context).map_err(|error| error.at("memory"))?;
-        if buffer.kind() != MemoryKind::Device {
-            return Err(Error::invalid("is not device memory").at("memory"));
-        }
         let (layout, immutable) = (layout(&weight.weight_type)?, weight.immutable);
         let weight_type = weight.weight_type.clone();
         Ok(Self { weight_type, layout, immutable, buffer, offset: memory.offset })

@@ -170,7 +170,12 @@ pub(crate) fn parts(weight: &WeightType, spec: &DeviceSpec) -> Result<Vec<Layout
 /// As [`parts`].
 pub(crate) fn packed_layout(weight: &WeightDesc, spec: &DeviceSpec) -> Result<PackedLayout> {
     let bytes = parts(&weight.weight_type, spec)?.iter().map(|part| part.bytes).sum();
-    Ok(PackedLayout { bytes, name: format!("words-{}", weight.weight_type.format), relocatable: false })
+    Ok(PackedLayout {
+        bytes,
+        name: format!("words-{}", weight.weight_type.format),
+        relocatable: false,
+        readable_when_pinned: false,
+    })
 }
 
 /// A weight in device memory.

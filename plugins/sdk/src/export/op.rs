@@ -111,6 +111,7 @@ unsafe extern "C" fn prepack_query(
         let answer = device.kernels().prepack_query(&weight)?;
         filled.bytes = answer.bytes as u64;
         filled.flags = if answer.relocatable { DSR_PACKED_RELOCATABLE } else { 0 };
+        filled.flags |= if answer.readable_when_pinned { DSR_PACKED_READABLE_WHEN_PINNED } else { 0 };
         host()?.set_text(filled.name, &answer.name);
         // SAFETY: read above.
         unsafe { prefix::write(layout, &filled) };

@@ -106,6 +106,7 @@ impl Kernels for PluginDevice {
             bytes: prefix::size(raw.bytes, "bytes")?,
             name: name.into_text(),
             relocatable: raw.flags & DSR_PACKED_RELOCATABLE != 0,
+            readable_when_pinned: raw.flags & DSR_PACKED_READABLE_WHEN_PINNED != 0,
         })
     }
 

@@ -59,6 +59,8 @@ pub const DSR_SUPPORT_BATCH_INVARIANT: u32 = 4;
 
 /// In dsr_packed_layout.flags: packed bytes can be moved with copy_packed and adopt.
 pub const DSR_PACKED_RELOCATABLE: u32 = 1;
+/// Kernels also read packed bytes in pinned memory: adopt takes ranges of it.
+pub const DSR_PACKED_READABLE_WHEN_PINNED: u32 = 2;
 
 /// In dsr_weight_desc.flags: the weight is never written again once it is packed.
 pub const DSR_WEIGHT_IMMUTABLE: u32 = 1;

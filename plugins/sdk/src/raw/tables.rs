@@ -331,9 +331,10 @@ pub struct dsr_op_api {
             destination: *const dsr_slice,
         ) -> *mut dsr_status,
     >,
-    /// Makes a packed weight of a range of device memory that holds packed bytes of the same description whenever a call uses the
-    /// weight. The host owns the result, frees it once, and keeps the buffer until then; it may replace the bytes between calls
-    /// that use the weight. May be NULL if no layout is DSR_PACKED_RELOCATABLE.
+    /// Makes a packed weight of a range of memory that holds packed bytes of the same description whenever a call uses the weight:
+    /// device memory, or pinned memory if the layout is DSR_PACKED_READABLE_WHEN_PINNED. The host owns the result, frees it once,
+    /// and keeps the buffer until then; it may replace the bytes between calls that use the weight. May be NULL if no layout is
+    /// DSR_PACKED_RELOCATABLE.
     pub adopt: Option<
         unsafe extern "C" fn(
             device: *mut dsr_device,

@@ -337,7 +337,12 @@ impl Kernels for TinyDevice {
             return Err(Error::unsupported(message).at("weight_type").field("format"));
         }
         let name = if weight.immutable { "immutable" } else { "changing" };
-        Ok(PackedLayout { bytes: 4 * weight.weight_type.elements()?, name: name.into(), relocatable: false })
+        Ok(PackedLayout {
+            bytes: 4 * weight.weight_type.elements()?,
+            name: name.into(),
+            relocatable: false,
+            readable_when_pinned: false,
+        })
     }
 
     fn prepack(
