@@ -1,5 +1,6 @@
 //! The options of an engine.
 
+mod experts_in;
 mod prefix_store;
 mod speculation;
 mod weights_in;
@@ -14,6 +15,7 @@ use crate::{
 };
 use dsrun_core::DType;
 use dsrun_models::config::DecoderConfig;
+pub use experts_in::ExpertsIn;
 pub use prefix_store::PrefixStore;
 pub use speculation::Speculation;
 use std::sync::Arc;
@@ -108,6 +110,9 @@ pub struct EngineOptions {
     pub speculation: Option<Speculation>,
     /// Where the weights of layers are kept. In host memory, they are copied to the device for every step.
     pub weights_in: WeightsIn,
+    /// Where the weights of experts are kept. Steps of few tokens read experts in host memory when they choose them; other steps copy
+    /// them to the device.
+    pub experts: ExpertsIn,
     /// With [`WeightsIn::Disk`], the bytes of host memory that streamed weights may take, for each rank; half of what is available if
     /// absent.
     pub host_memory: Option<u64>,
@@ -154,6 +159,7 @@ impl Default for EngineOptions {
             batch_invariant: false,
             speculation: None,
             weights_in: WeightsIn::default(),
+            experts: ExpertsIn::default(),
             host_memory: None,
             resident_layers: None,
             quantize: None,
@@ -166,6 +172,11 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
+    /// Whether weights are kept in host memory or on disk although they may fit on the device.
+    pub(crate) fn keeps_weights_off_device(&self) -> bool {
+        self.weights_in.is_off_device() || self.experts == ExpertsIn::Host
+    }
+
     /// The maximum number of rows that a request samples from in a step.
     pub(crate) fn rows_per_request(&self) -> usize {
         1 + self.speculation.map_or(0, Speculation::tokens)

@@ -42,8 +42,8 @@ mod traffic;
 
 use crate::{
     error::{EngineError, Result},
-    memory::{MemoryPlan, available_host_memory},
-    options::{EngineOptions, Speculation, WeightsIn},
+    memory::{Bytes, MemoryPlan, available_host_memory},
+    options::{EngineOptions, ExpertsIn, Speculation, WeightsIn},
     processes::Processes,
     trace::Trace,
 };
@@ -229,28 +229,59 @@ impl EnginePlan {
         let streams = match &self.options.weights_in {
             WeightsIn::Device => false,
             WeightsIn::Host | WeightsIn::Disk(_) => true,
+            WeightsIn::Auto if self.options.keeps_weights_off_device() => true,
             WeightsIn::Auto => self.memory.missing().is_some() && !device.properties().unified_memory,
         };
-        if streams {
-            let kept = self.fixed.pages;
-            let on_disk = matches!(self.options.weights_in, WeightsIn::Disk(_));
-            match StreamableLayers::new(self.programs.all_rows(), device, on_disk) {
-                Ok(layers) => {
-                    self.fixed.pages = pages;
-                    self.plan_streaming(device, &layers)?;
-                }
-                Err(error) if self.options.weights_in.is_off_device() => {
-                    return Err(EngineError::option(
-                        "weights-in",
-                        &self.options.weights_in,
-                        format!("is not possible: {error}"),
-                    ));
-                }
-                // It does not fit either way; loading reports this.
-                Err(_) => self.fixed.pages = kept,
-            }
+        if streams && !self.stream_experts(device, pages)? {
+            self.stream_layers(device, pages)?;
         }
         Ok(self)
+    }
+
+    /// Plans streamed layers that consist of experts alone, with at most `pages` pages of KV cache. Returns whether the rest fits on the
+    /// device; only then steps of few tokens read the experts that they choose in host memory.
+    fn stream_experts(&mut self, device: &dyn Device, pages: usize) -> Result<bool> {
+        let (experts, kept) = (self.options.experts, self.fixed.pages);
+        let asked = experts == ExpertsIn::Host;
+        let refused = |why: &str| EngineError::option("experts", experts, format!("is not possible: {why}"));
+        // Experts on disk are read into buffers, layer by layer.
+        let layers = match self.options.weights_in {
+            WeightsIn::Disk(_) if asked => return Err(refused("weights are on disk")),
+            WeightsIn::Disk(_) => None,
+            _ => match StreamableLayers::of_experts(self.programs.all_rows(), device) {
+                Ok(None) if asked => return Err(refused("the model has none")),
+                Ok(layers) => layers,
+                Err(error) if asked => return Err(refused(&error.to_string())),
+                Err(_) => None,
+            },
+        };
+        let Some(layers) = layers else { return Ok(false) };
+        let fits = self.plan_streaming(device, &layers, pages)?;
+        if !fits && asked {
+            let missing = Bytes(self.memory.missing().unwrap_or(0));
+            return Err(refused(&format!(
+                "all other weights and the ring for experts need {missing} more device memory"
+            )));
+        }
+        if !fits {
+            (self.stream, self.fixed.pages) = (None, kept);
+        }
+        Ok(fits)
+    }
+
+    /// Plans streamed layers, with at most `pages` pages of KV cache.
+    fn stream_layers(&mut self, device: &dyn Device, pages: usize) -> Result<()> {
+        let on_disk = matches!(self.options.weights_in, WeightsIn::Disk(_));
+        match StreamableLayers::new(self.programs.all_rows(), device, on_disk) {
+            Ok(layers) => self.plan_streaming(device, &layers, pages).map(|_| ()),
+            Err(error) if self.options.weights_in.is_off_device() => Err(EngineError::option(
+                "weights-in",
+                &self.options.weights_in,
+                format!("is not possible: {error}"),
+            )),
+            // It does not fit either way; loading reports this.
+            Err(_) => self.count_memory(device),
+        }
     }
 
     /// Plans fewer pages of KV cache to save `bytes`. Requests then share the pages, and later ones are pre-empted when none is
@@ -265,10 +296,16 @@ impl EnginePlan {
         self.fixed.pages = self.fixed.pages.saturating_sub(fewer).max(self.fixed.blocks);
     }
 
-    /// Plans the KV cache first, then the ring buffer for streamed layers, and keeps as many layers on the device as fit beside
-    /// them.
-    fn plan_streaming(&mut self, device: &dyn Device, layers: &StreamableLayers) -> Result<()> {
-        self.programs.keep_layers_apart(layers.numbers());
+    /// Plans the KV cache first, with at most `pages` pages, then the ring buffer for streamed layers, and keeps as many layers on the
+    /// device as fit beside them. Returns whether at least the ring fits.
+    fn plan_streaming(
+        &mut self,
+        device: &dyn Device,
+        layers: &StreamableLayers,
+        pages: usize,
+    ) -> Result<bool> {
+        (self.stream, self.fixed.pages) = (None, pages);
+        self.programs.keep_layers_apart(layers.numbers(), layers.most_tokens_in_place());
         self.size_shared_memory(device)?;
         self.count_memory(device)?;
         let counts = layers.slot_counts();
@@ -287,13 +324,15 @@ impl EnginePlan {
         let room = budget.map_or(least, |budget| budget.saturating_sub(beside(self)));
         let most_resident = self.options.resident_layers.unwrap_or(usize::MAX);
         let chosen = counts.iter().find_map(|slots| layers.choose(*slots, room, most_resident));
+        let fits = chosen.is_some();
         // Even the minimum does not fit; loading reports this.
         let stream = chosen.unwrap_or_else(|| layers.all(1));
         self.stream = Some(match &self.options.weights_in {
             WeightsIn::Disk(folder) => stream.with_disk(folder, self.host_memory())?,
             _ => stream,
         });
-        self.count_memory(device)
+        self.count_memory(device)?;
+        Ok(fits)
     }
 
     /// The host memory that streamed weights of a rank may take: what the options say, else half of what is available.
@@ -342,6 +381,11 @@ impl EnginePlan {
         let weights = [alone.weights, together.weights];
         let step = StreamedStep { weights, kv_per_token, context, requests, kv_requests };
         Ok(Some(StreamForecast::new(stream, step, LinkRates::measure(device)?)))
+    }
+
+    /// Whether the steps of a bucket read the weights of streamed layers in host memory.
+    pub(crate) fn reads_in_place(&self, bucket: Bucket) -> bool {
+        self.stream.as_ref().is_some_and(|stream| bucket.tokens <= stream.most_tokens_in_place())
     }
 
     /// The memory that will be allocated.

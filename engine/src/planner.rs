@@ -340,7 +340,7 @@ fn forecast_mesh(
         fullest.ok_or_else(|| Error::internal("a stage has no ranks").into())
     };
     let fullest = (0..pp).map(fullest).collect::<Result<Vec<_>>>()?;
-    let streams = stream_stages(&fullest, hardware)?;
+    let streams = stream_stages(&fullest, generating, hardware)?;
     for (stage, (rank, streamed)) in fullest.iter().zip(streams).enumerate() {
         let cost = price(stage, generating, generating, load.context)?;
         let copy_us = streamed.map_or(0.0, |(streamed, _)| streamed.copy_us);
@@ -348,7 +348,7 @@ fn forecast_mesh(
             weights: streamed.map_or(rank.weights, |(_, on_device)| on_device),
             states: rank.states,
             streamed: streamed.map(|(streamed, _)| streamed),
-            step_us: cost.total_us().max(copy_us),
+            step_us: streamed.map_or(cost.total_us(), |(streamed, _)| streamed.step_us(cost.total_us())),
             read_us: cost.read_us,
             compute_us: cost.compute_us,
             exchange_us: cost.exchange_us(),
@@ -367,7 +367,7 @@ fn forecast_mesh(
     let chunks = load.prompt.div_ceil(chunk).max(1);
     let chunk = load.prompt.div_ceil(chunks).max(1);
     for (stage, own) in stages.iter_mut().enumerate() {
-        let copy_us = own.streamed.map_or(0.0, |streamed| streamed.copy_us);
+        let copy_us = own.streamed.map_or(0.0, |streamed| streamed.prompt_copy_us);
         own.chunk_us = price(stage, chunk, 1, load.prompt / 2)?.total_us().max(copy_us);
     }
     let slowest_chunk = stages.iter().map(|stage| stage.chunk_us).fold(0.0, f64::max);

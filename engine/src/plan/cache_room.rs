@@ -71,7 +71,7 @@ impl CacheRoom {
         let available = available.map(|bytes| bytes.min(of_system) / engines.max(1) as u64);
         // With streamed weights only the smallest context is planned: memory is better used for resident layers than for a longer
         // context.
-        let weights = if options.weights_in.is_off_device() { u64::MAX } else { sizes.weights };
+        let weights = if options.keeps_weights_off_device() { u64::MAX } else { sizes.weights };
         let taken = weights.saturating_add(sizes.activations);
         let free = available.map(|bytes| (bytes - bytes / UNCOUNTED).saturating_sub(taken));
         Ok(Self { token_bytes: sizes.token.max(1), free, of_host })

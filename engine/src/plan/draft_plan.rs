@@ -3,7 +3,7 @@
 use super::{DraftPlan, EnginePlan, draft_vocabulary::check_vocabulary};
 use crate::{
     error::{EngineError, Result},
-    options::{EngineOptions, PrefixStore, Speculation, WeightsIn},
+    options::{EngineOptions, ExpertsIn, PrefixStore, Speculation, WeightsIn},
 };
 use dsrun_core::device::Device;
 use dsrun_models::model::Model;
@@ -42,6 +42,7 @@ impl EnginePlan {
             swap_tokens: 0,
             prefix_store: PrefixStore::default(),
             weights_in: WeightsIn::Device,
+            experts: ExpertsIn::Auto,
             ..options.clone()
         };
         let own = Box::new(Self::without_memory(draft, device, &own)?);

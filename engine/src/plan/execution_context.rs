@@ -19,8 +19,10 @@ use std::{collections::HashMap, sync::Arc};
 pub(crate) struct Resident {
     /// Plain tensors: states, and weights that are vectors.
     pub(crate) tensors: HashMap<String, BufferSlice>,
-    /// Packed weights.
+    /// Packed weights; those of streamed layers are in the slots of the ring.
     pub(crate) weights: HashMap<String, Arc<dyn PackedWeight>>,
+    /// The weights of streamed layers in host memory, for steps that read them there.
+    pub(crate) in_place: HashMap<String, Arc<dyn PackedWeight>>,
 }
 
 impl Resident {
@@ -69,6 +71,8 @@ impl SharedMemory {
 pub(crate) struct ExecutionContext<'a> {
     /// Weights and states.
     pub(crate) resident: &'a Resident,
+    /// Whether the step reads the weights of streamed layers in host memory.
+    pub(crate) in_place: bool,
     /// Inputs, intermediate results and scratch memory.
     pub(crate) shared: &'a SharedMemory,
 }
@@ -113,7 +117,9 @@ impl ValueStorage<'_> {
     fn argument(&self, id: ValueId) -> Result<Argument> {
         let value = self.layout.program.value(id)?;
         if let OperandType::Weight(_) = value.value_type {
-            let weight = self.context.resident.weights.get(&value.name);
+            let Resident { weights, in_place, .. } = self.context.resident;
+            let in_place = self.context.in_place.then(|| in_place.get(&value.name)).flatten();
+            let weight = in_place.or_else(|| weights.get(&value.name));
             return Ok(Argument::Weight(weight.ok_or_else(|| self.no_storage(id))?.clone()));
         }
         self.binding(id).map(Argument::Tensor)

@@ -109,7 +109,7 @@ impl EnginePlan {
         let free = all.iter().filter_map(|process| process.free).min();
         // Layers that do not fit are streamed; each rank streams its own part from host memory, so free device memory is no
         // limit.
-        let free = free.filter(|_| !options.weights_in.is_off_device());
+        let free = free.filter(|_| !options.keeps_weights_off_device());
         let costs = if host { MeshCosts::HOST } else { MeshCosts::ACCELERATORS };
         // Fewer pages are planned if needed, but at least enough for the whole context of one request.
         let smallest = FixedSizes { pages: fixed.pages.min(fixed.blocks), ..fixed };

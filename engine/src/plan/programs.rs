@@ -40,6 +40,8 @@ pub(crate) struct StepPrograms {
     mesh: Option<MeshRank>,
     /// The layer of each weight that may be streamed, by the name of the weight; empty if none is.
     layers: HashMap<String, usize>,
+    /// The largest number of tokens of a step that reads these weights in host memory.
+    most_tokens_in_place: usize,
 }
 
 impl StepPrograms {
@@ -92,7 +94,7 @@ impl StepPrograms {
         let (all_rows, layers) = (Arc::new(program), HashMap::new());
         // A region may keep an intermediate value unrounded, so different regions in different steps would give different bits.
         let merge = options.fuse && !options.batch_invariant;
-        Ok(Self { all_rows, pruned, merge, mesh, layers })
+        Ok(Self { all_rows, pruned, merge, mesh, layers, most_tokens_in_place: 0 })
     }
 
     /// The program that a device runs for the steps of a bucket: that of [`Self::of`], with neighbouring calls
@@ -116,18 +118,22 @@ impl StepPrograms {
             let axis = call.op.mesh_axis();
             axis.is_none_or(|axis| self.mesh().is_some_and(|mesh| mesh.decides_for_all(axis)))
         };
+        // Other ranks may stream other layers, or none.
+        let may_span =
+            |call: &Call| bucket.tokens <= self.most_tokens_in_place && call.op.mesh_axis().is_none();
         let mut native = |program: &Program, call: &Call| {
             Ok(alike(call)
-                && self.is_in_one_layer(program, call)?
+                && (may_span(call) || self.is_in_one_layer(program, call)?)
                 && device.kernels().query(&describe_call(program, call, &sizes, self.mesh())?)?.native)
         };
         Ok(Arc::new(merge(program, &mut native)?))
     }
 
     /// Prevents regions that read weights of several layers, because the weights of streamed layers are not on the device at the
-    /// same time. `layers` has the layer of each weight, by name.
-    pub(super) fn keep_layers_apart(&mut self, layers: HashMap<String, usize>) {
-        self.layers = layers;
+    /// same time. `layers` has the layer of each weight, by name. Steps of at most `most_tokens_in_place` tokens may have such regions:
+    /// they read the weights where they are.
+    pub(super) fn keep_layers_apart(&mut self, layers: HashMap<String, usize>, most_tokens_in_place: usize) {
+        (self.layers, self.most_tokens_in_place) = (layers, most_tokens_in_place);
     }
 
     /// Whether a call reads streamable weights of at most one layer.

@@ -8,10 +8,10 @@ use super::{
 };
 use crate::error::Result;
 use dsrun_core::{
-    Size, WeightType,
+    WeightType,
     device::Device,
     op::{AttentionMask, Op, OperandType},
-    program::{Call, Origin, Program, Value, ValueId},
+    program::{Call, Origin, Value, ValueId},
 };
 
 /// Bytes that a step of generation reads from memory.
@@ -39,7 +39,8 @@ impl EnginePlan {
                     if program.nodes.iter().any(|node| multiplies(&node.call, id)) =>
                 {
                     let layout = device.kernels().prepack_query(&weight_desc(weight))?;
-                    let experts = program.nodes.iter().find_map(|node| experts_of(program, &node.call, id));
+                    let experts =
+                        program.nodes.iter().find_map(|node| Experts::of_weight(program, &node.call, id));
                     let share = experts.map_or(1.0, |experts| experts.expected_share(requests));
                     traffic.weights += (layout.bytes as f64 * share) as u64;
                 }
@@ -78,7 +79,7 @@ impl EnginePlan {
                     let all = elements
                         .map_or(0, |elements| rows.saturating_mul(elements.unwrap_or(usize::MAX)))
                         as u64;
-                    products += match experts_of(program, &node.call, *id) {
+                    products += match Experts::of_weight(program, &node.call, *id) {
                         Some(Experts { count, slots }) => all / count.max(1) as u64 * slots as u64,
                         None => all,
                     };
@@ -95,32 +96,6 @@ impl EnginePlan {
             products += 2 * (rows * keys) as u64 * features as u64;
         }
         products
-    }
-}
-
-/// The experts of a weight that a call, or a call in its region, multiplies with; `None` if it is not a weight of experts.
-fn experts_of(program: &Program, call: &Call, weight: ValueId) -> Option<Experts> {
-    let index = call.operands.iter().position(|operand| *operand == Some(weight))?;
-    let slots_of = |value_type: &OperandType| match value_type {
-        OperandType::Tensor(tensor) => tensor.shape.get(1).and_then(Size::known),
-        OperandType::Weight(_) => None,
-    };
-    match &call.op {
-        Op::GroupedLinear(op) => {
-            let slots = slots_of(&program.value((*call.operands.get(2)?)?).ok()?.value_type)?;
-            Some(Experts { count: op.count as usize, slots })
-        }
-        Op::Region(region) => {
-            let types = region.value_types(&program.operand_types(&call.operands).ok()?).ok()?;
-            region.calls().iter().find_map(|inner| match inner.op {
-                Op::GroupedLinear(op) if inner.operands.contains(&Some(ValueId::new(index))) => {
-                    let slots = slots_of(types.get((*inner.operands.get(2)?)?.index())?.as_ref()?)?;
-                    Some(Experts { count: op.count as usize, slots })
-                }
-                _ => None,
-            })
-        }
-        _ => None,
     }
 }
 

@@ -2,22 +2,26 @@
 
 use super::hardware::Hardware;
 use crate::{
-    error::{EngineError, Result},
+    error::Result,
     plan::{StreamPlan, StreamableLayers},
 };
-use dsrun_core::{Code, program::Program};
+use dsrun_core::program::Program;
 
 /// The weights of a rank, some of which are streamed from host memory.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct StreamedWeights {
-    /// Layers that are copied to the device in every step.
+    /// Layers whose weights, or whose experts, are in host memory.
     pub layers: usize,
     /// Layers that stay on the device.
     pub resident_layers: usize,
-    /// Bytes that a step copies, which host memory holds.
+    /// Whether a step reads the experts that it chooses in host memory; otherwise it copies all of these layers to the device.
+    pub in_place: bool,
+    /// Bytes that a step copies or reads.
     pub bytes: u64,
-    /// Microseconds of these copies.
+    /// Microseconds that this takes.
     pub copy_us: f64,
+    /// Microseconds in which a part of a prompt copies all of these layers.
+    pub prompt_copy_us: f64,
     /// Bytes of all layers, streamed or not.
     pub layer_bytes: u64,
 }
@@ -29,6 +33,13 @@ pub(super) struct FullestRank<'a> {
     pub(super) states: u64,
 }
 
+impl StreamedWeights {
+    /// Microseconds of a step that takes `step_us` with all weights on the device. Copies overlap with it, reads in host memory do not.
+    pub(super) fn step_us(&self, step_us: f64) -> f64 {
+        if self.in_place { step_us + self.copy_us } else { step_us.max(self.copy_us) }
+    }
+}
+
 impl FullestRank<'_> {
     /// Whether all weights and states fit into `memory` bytes.
     pub(super) fn fits(&self, memory: u64) -> bool {
@@ -36,18 +47,19 @@ impl FullestRank<'_> {
     }
 }
 
-/// What each stage streams, with the bytes of weights that its device holds. All stages must have room for their rank, or none streams.
+/// What each stage streams in a step of `tokens` tokens, with the bytes of weights that its device holds. All stages must have room for their rank, or none streams.
 ///
 /// # Errors
 /// If the size of a weight overflows.
 pub(super) fn stream_stages(
     stages: &[FullestRank<'_>],
+    tokens: usize,
     hardware: &Hardware,
 ) -> Result<Vec<Option<(StreamedWeights, u64)>>> {
     let mut streamed = vec![None; stages.len()];
     let Some(memory) = hardware.memory else { return Ok(streamed) };
     for (stage, streamed) in stages.iter().zip(&mut streamed).filter(|(stage, _)| !stage.fits(memory)) {
-        *streamed = stream_weights(stage, memory, hardware.host_bandwidth)?;
+        *streamed = stream_weights(stage, memory, tokens, hardware.host_bandwidth)?;
         if streamed.is_none() {
             return Ok(vec![None; stages.len()]);
         }
@@ -60,24 +72,28 @@ pub(super) fn stream_stages(
 fn stream_weights(
     rank: &FullestRank<'_>,
     memory: u64,
+    tokens: usize,
     host_bandwidth: f64,
 ) -> Result<Option<(StreamedWeights, u64)>> {
-    let layers = match StreamableLayers::estimate(rank.program) {
-        Err(EngineError::Hal(error)) if error.code() == Code::Unsupported => return Ok(None),
-        layers => layers?,
-    };
-    let kept = rank.weights.saturating_sub(layers.bytes());
-    let room = memory.saturating_sub(kept + rank.states);
-    let fit = |slots: usize| layers.choose(slots, room, usize::MAX);
-    let chosen: Option<StreamPlan> = layers.slot_counts().into_iter().find_map(fit);
-    Ok(chosen.map(|plan| {
+    // As an engine does: experts alone if all other weights fit.
+    for of_experts in [true, false] {
+        let Some(layers) = StreamableLayers::estimate(rank.program, of_experts)? else { continue };
+        let kept = rank.weights.saturating_sub(layers.bytes());
+        let room = memory.saturating_sub(kept + rank.states);
+        let fit = |slots: usize| layers.choose(slots, room, usize::MAX);
+        let chosen: Option<StreamPlan> = layers.slot_counts().into_iter().find_map(fit);
+        let Some(plan) = chosen else { continue };
+        let bytes = plan.link_bytes(tokens);
         let streamed = StreamedWeights {
             layers: plan.layers.len(),
             resident_layers: plan.resident_layers,
-            bytes: plan.streamed_bytes(),
-            copy_us: plan.streamed_bytes() as f64 / host_bandwidth * 1e6,
+            in_place: tokens <= plan.most_tokens_in_place(),
+            bytes,
+            copy_us: bytes as f64 / host_bandwidth * 1e6,
+            prompt_copy_us: plan.streamed_bytes() as f64 / host_bandwidth * 1e6,
             layer_bytes: layers.bytes(),
         };
-        (streamed, kept + plan.device_bytes())
-    }))
+        return Ok(Some((streamed, kept + plan.device_bytes())));
+    }
+    Ok(None)
 }

@@ -109,6 +109,8 @@ impl CallByCall {
     }
 
     fn storage<'a>(&'a self, executor: &'a Executor) -> ValueStorage<'a> {
-        ExecutionContext { resident: executor.resident(), shared: &self.shared }.storage(&self.layout)
+        let context =
+            ExecutionContext { resident: executor.resident(), in_place: false, shared: &self.shared };
+        context.storage(&self.layout)
     }
 }

@@ -59,6 +59,8 @@ pub(crate) struct Executor {
     resident: Resident,
     /// The ring buffer of device slots for streamed layers, if any layer is streamed.
     ring: Option<WeightRing>,
+    /// Bytes that steps were expected to read in host memory.
+    read_in_place: u64,
     shared: SharedMemory,
     /// The request table.
     table: BufferSlice,
@@ -96,6 +98,7 @@ impl Executor {
             stream,
             resident,
             ring,
+            read_in_place: 0,
             shared,
             table,
             device,
@@ -248,9 +251,10 @@ impl Executor {
         &self.resident
     }
 
-    /// Bytes of weights that were copied from host memory so far, or are about to be.
+    /// Bytes of weights that were copied from host memory so far, or are about to be, and those of experts that steps were expected to
+    /// read there.
     pub(crate) fn streamed_bytes(&self) -> u64 {
-        self.ring.as_ref().map_or(0, WeightRing::copied)
+        self.ring.as_ref().map_or(0, WeightRing::copied) + self.read_in_place
     }
 
     /// What was read from disk so far, if streamed layers are read from it.
@@ -396,8 +400,13 @@ impl Executor {
 
     fn enqueue(&mut self, bucket: Bucket, segments: SegmentSet) -> Result<()> {
         let step = self.steps.get_mut(&bucket).ok_or_else(not_compiled)?;
-        let context = ExecutionContext { resident: &self.resident, shared: &self.shared };
-        let (device, ring) = (&*self.device, self.ring.as_mut());
+        let in_place = self.plan.reads_in_place(bucket);
+        if in_place && segments.contains(StepSegment::Forward) {
+            self.read_in_place +=
+                self.plan.stream.as_ref().map_or(0, |stream| stream.link_bytes(bucket.tokens));
+        }
+        let context = ExecutionContext { resident: &self.resident, in_place, shared: &self.shared };
+        let (device, ring) = (&*self.device, self.ring.as_mut().filter(|_| !in_place));
         let launch = |stream: &mut dyn Stream| step.enqueue(segments, context, device, stream, ring);
         match &self.trace {
             Some(trace) => trace.span(SpanKind::Step, segments.label(), &mut *self.stream, launch),
@@ -463,7 +472,8 @@ impl Executor {
             self.uploaded.clear();
             self.shared = SharedMemory::allocate(&*self.device, allocated.max(layout.shared))?;
         }
-        let context = ExecutionContext { resident: &self.resident, shared: &self.shared };
+        let in_place = self.plan.reads_in_place(bucket);
+        let context = ExecutionContext { resident: &self.resident, in_place, shared: &self.shared };
         let (capture, start) = (self.plan.options.graphs, Instant::now());
         let trace = self.trace.clone();
         let step = CompiledStep::new(layout, context, &*self.device, &mut self.plans, capture, trace)?;

@@ -196,7 +196,8 @@ fn load_rank(
     let mut ring = None;
     if let (Some(stream), Some(images)) = (&plan.stream, images) {
         let (made, adopted) = WeightRing::new(stream, images, &*device)?;
-        resident.weights.extend(adopted);
+        resident.weights.extend(adopted.in_slots);
+        resident.in_place = adopted.in_place;
         ring = Some(made);
     }
     // Requests have different end tokens, so the host detects the end of an answer, one step later than the device could.

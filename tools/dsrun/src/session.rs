@@ -165,6 +165,7 @@ pub(crate) fn engine_options(
         batch_invariant: arguments.batch_invariant,
         quantize: arguments.quantize.clone(),
         weights_in: arguments.weights_in.clone(),
+        experts: arguments.experts,
         host_memory: arguments.host_memory.map(|size| size.0),
         resident_layers: arguments.resident_layers,
         prefix_store: PrefixStore {

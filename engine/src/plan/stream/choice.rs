@@ -1,9 +1,17 @@
 //! Chooses which layers are streamed, and the size of the ring buffer that they are copied to.
 
-use super::layers::{Layer, layers};
-use super::packed_file::BLOCK;
+use super::{
+    super::chosen_experts::Experts,
+    layers::{Layer, layers},
+    packed_file::BLOCK,
+};
 use crate::error::{EngineError, Result};
-use dsrun_core::{Error, WeightType, device::Device, kernels::WeightDesc, program::Program};
+use dsrun_core::{
+    Error, WeightType,
+    device::Device,
+    kernels::{PackedLayout, WeightDesc},
+    program::{Node, Program, ValueId},
+};
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
@@ -19,10 +27,16 @@ const ALIGNMENT: usize = 256;
 const LEAST_READ_AHEAD: u64 = 2;
 const MOST_READ_AHEAD: u64 = 4;
 
+/// Experts are read in host memory by steps that are expected to choose at most this share of them. Larger steps copy all experts of a
+/// layer to the device while the layer before is computed.
+const MOST_READ_IN_PLACE: f64 = 0.75;
+
 /// The repeating layers of a program, and their size on a device.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamableLayers {
     layers: Vec<StreamedLayer>,
+    /// The experts of each layer, if the layers hold nothing but their weights.
+    experts: Option<Experts>,
 }
 
 /// A layer whose weights can be streamed.
@@ -54,35 +68,53 @@ impl StreamableLayers {
     /// [`dsrun_core::Code::Unsupported`] if the program has no repeating layers, or the device cannot move their packed weights;
     /// those of the device.
     pub(crate) fn new(program: &Program, device: &dyn Device, on_disk: bool) -> Result<Self> {
-        let kernels = device.kernels();
         let least = if on_disk { BLOCK } else { ALIGNMENT };
-        Self::place(program, device.properties().alignment.max(least), &|weight| {
-            let layout = kernels.prepack_query(weight)?;
-            if !layout.relocatable {
-                let message = "the backend cannot stream weights: its packed weights cannot be moved";
-                return Err(Error::unsupported(message));
+        let layers = Self::place(program, device.properties().alignment.max(least), None, &|weight| {
+            Ok(movable(device.kernels().prepack_query(weight)?)?.bytes)
+        })?;
+        layers.ok_or_else(nothing_repeats)
+    }
+
+    /// As [`Self::new`], but only the weights of experts, which kernels can read in host memory. `None` if the program has no experts.
+    ///
+    /// # Errors
+    /// [`dsrun_core::Code::Unsupported`] if the device cannot read its packed weights in host memory; those of the device.
+    pub(crate) fn of_experts(program: &Program, device: &dyn Device) -> Result<Option<Self>> {
+        let experts = experts(program);
+        Self::place(program, device.properties().alignment.max(ALIGNMENT), Some(&experts), &|weight| {
+            let layout = movable(device.kernels().prepack_query(weight)?)?;
+            if !layout.readable_when_pinned {
+                return Err(Error::unsupported("the backend cannot read experts in host memory"));
             }
             Ok(layout.bytes)
         })
     }
 
-    /// The layers as a device that is not present would have them, if its packed weights were as large as those of the program.
+    /// The layers as a device that is not present would have them, if its packed weights were as large as those of the program; with
+    /// `of_experts` only the weights of experts. `None` if nothing repeats, or there are no experts.
     ///
     /// # Errors
-    /// [`dsrun_core::Code::Unsupported`] if the program has no repeating layers.
-    pub(crate) fn estimate(program: &Program) -> Result<Self> {
-        Self::place(program, ALIGNMENT, &|weight| weight.weight_type.bytes())
+    /// If a size overflows.
+    pub(crate) fn estimate(program: &Program, of_experts: bool) -> Result<Option<Self>> {
+        let experts = of_experts.then(|| experts(program));
+        Self::place(program, ALIGNMENT, experts.as_ref(), &|weight| weight.weight_type.bytes())
     }
 
+    /// Places all weights of layers, or those of `experts`. `None` if nothing repeats, or no layer has experts.
     fn place(
         program: &Program,
         alignment: usize,
+        experts: Option<&HashMap<ValueId, Experts>>,
         packed_bytes: &dyn Fn(&WeightDesc) -> dsrun_core::Result<usize>,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
+        if experts.is_some_and(HashMap::is_empty) {
+            return Ok(None);
+        }
         let desc = |weight: &WeightType| WeightDesc { weight_type: weight.clone(), immutable: false };
         let place = |layer: Layer| -> Result<StreamedLayer> {
             let mut placed = StreamedLayer { weights: Vec::new(), bytes: 0 };
-            for id in layer.weights {
+            let is_placed = |id: &ValueId| experts.is_none_or(|experts| experts.contains_key(id));
+            for id in layer.weights.into_iter().filter(is_placed) {
                 let value = program.value(id)?;
                 let weight =
                     value.weight_type().ok_or_else(|| Error::internal("is no weight").at(&value.name))?;
@@ -94,18 +126,25 @@ impl StreamableLayers {
             }
             Ok(placed)
         };
-        let layers = layers(program, &|weight| packed_bytes(&desc(weight)))?;
+        let layers = layers(program, &|weight| match experts {
+            None => packed_bytes(&desc(weight)),
+            // Other weights may be such that the device cannot move them.
+            Some(_) => weight.bytes(),
+        })?;
         let layers: Vec<_> = layers.into_iter().map(place).collect::<Result<_>>()?;
-        if layers.is_empty() {
-            let message = "the program has no repeating layers whose weights could be streamed";
-            return Err(Error::unsupported(message).into());
-        }
-        Ok(Self { layers })
+        let layers: Vec<_> = layers.into_iter().filter(|layer| !layer.weights.is_empty()).collect();
+        let experts = experts.and_then(|experts| experts.values().next().copied());
+        Ok((!layers.is_empty()).then_some(Self { layers, experts }))
     }
 
     /// The number of each weight's layer, by the name of the weight.
     pub(crate) fn numbers(&self) -> HashMap<String, usize> {
         numbers(&self.layers)
+    }
+
+    /// The largest number of tokens of a step that reads the layers in host memory, instead of copying them; 0 if none does.
+    pub(crate) fn most_tokens_in_place(&self) -> usize {
+        self.experts.map_or(0, most_tokens_in_place)
     }
 
     /// Packed bytes of all layers.
@@ -158,6 +197,7 @@ impl StreamableLayers {
             slots,
             slot_bytes: self.slot_bytes(),
             layers,
+            experts: self.experts,
             disk: None,
         }
     }
@@ -175,6 +215,8 @@ pub(crate) struct StreamPlan {
     pub(crate) slots: usize,
     /// Bytes of a slot.
     pub(crate) slot_bytes: usize,
+    /// The experts of each layer, if their weights are all that is streamed.
+    experts: Option<Experts>,
     /// Which of the layers are read from disk; all are kept in host memory if absent.
     pub(crate) disk: Option<DiskPlan>,
 }
@@ -216,6 +258,21 @@ impl StreamPlan {
     /// Bytes that a step copies to the device.
     pub(crate) fn streamed_bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.bytes as u64).sum()
+    }
+
+    /// The largest number of tokens of a step that reads the weights of streamed layers in host memory, instead of copying them to the
+    /// ring; 0 if none does.
+    pub(crate) fn most_tokens_in_place(&self) -> usize {
+        self.experts.map_or(0, most_tokens_in_place)
+    }
+
+    /// Bytes that cross the link in a step of this many tokens: those of experts that are expected to be chosen, or all.
+    pub(crate) fn link_bytes(&self, tokens: usize) -> u64 {
+        let all = self.streamed_bytes();
+        match self.experts.filter(|experts| tokens <= most_tokens_in_place(*experts)) {
+            Some(experts) => (all as f64 * experts.expected_share(tokens)) as u64,
+            None => all,
+        }
     }
 
     /// Bytes that are read from disk in each step.
@@ -261,6 +318,34 @@ impl StreamPlan {
     }
 }
 
+/// The largest number of tokens whose experts are read in host memory.
+fn most_tokens_in_place(experts: Experts) -> usize {
+    // A share that rounds to 1 ends the search: experts that are always chosen are copied.
+    (1..).take_while(|tokens| experts.expected_share(*tokens) <= MOST_READ_IN_PLACE).last().unwrap_or(0)
+}
+
+/// The weights of experts of a program.
+fn experts(program: &Program) -> HashMap<ValueId, Experts> {
+    let of_node = |node: &Node| {
+        let weights = node.call.operands.iter().flatten();
+        let found = weights.filter_map(|id| Some((*id, Experts::of_weight(program, &node.call, *id)?)));
+        found.collect::<Vec<_>>()
+    };
+    program.nodes.iter().flat_map(of_node).collect()
+}
+
+/// A layout whose packed bytes can be moved.
+fn movable(layout: PackedLayout) -> dsrun_core::Result<PackedLayout> {
+    if layout.relocatable {
+        return Ok(layout);
+    }
+    Err(Error::unsupported("the backend cannot stream weights: its packed weights cannot be moved"))
+}
+
+fn nothing_repeats() -> EngineError {
+    Error::unsupported("the program has no repeating layers whose weights could be streamed").into()
+}
+
 fn packed_bytes(layer: &StreamedLayer) -> u64 {
     layer.weights.iter().map(|weight| weight.bytes as u64).sum()
 }
@@ -289,7 +374,7 @@ mod tests {
             bytes: 100,
         };
         let layer = |index| StreamedLayer { weights: vec![weight(index)], bytes: 128 };
-        StreamableLayers { layers: (0..count).map(layer).collect() }
+        StreamableLayers { layers: (0..count).map(layer).collect(), experts: None }
     }
 
     fn streamed(plan: &StreamPlan) -> Vec<&str> {

@@ -227,6 +227,11 @@ impl LayerImages {
         self.images.len()
     }
 
+    /// The host memory of a layer that is kept in it.
+    pub(crate) fn in_host_memory(&self, layer: usize) -> Option<&BufferSlice> {
+        self.images.get(layer)?.as_ref()
+    }
+
     /// The memory that a layer is copied from; waits until it has been read.
     ///
     /// # Errors

@@ -84,8 +84,10 @@ pub struct StreamForecast {
     pub slots: usize,
     /// Bytes of a slot.
     pub slot_bytes: u64,
-    /// Bytes that a step copies to the device, and that host memory holds.
+    /// Bytes of the streamed layers, which host memory holds, and which a step copies to the device.
     pub streamed_bytes: u64,
+    /// Steps of at most this many tokens read the experts that they choose in host memory instead, and copy nothing; 0 if none does.
+    pub most_tokens_in_place: usize,
     /// Bytes of them that a step reads from disk.
     pub disk_bytes: u64,
     /// The measured rates.
@@ -94,8 +96,10 @@ pub struct StreamForecast {
     pub requests: usize,
     /// The number of requests whose whole context fits into the KV cache; at most `requests`.
     pub kv_requests: usize,
-    /// The seconds of a step's copies.
-    pub link_seconds: f64,
+    /// Bytes that cross the link in a step of one request; of experts that it reads, those that it is expected to choose.
+    pub link_bytes_alone: u64,
+    /// The same in a step of `kv_requests` requests.
+    pub link_bytes: u64,
     /// The seconds in which a step of one request reads its weights and KV cache from device memory.
     pub memory_seconds_alone: f64,
     /// The same with all requests, each with half of its context.
@@ -135,11 +139,13 @@ impl StreamForecast {
             slots: stream.slots,
             slot_bytes: stream.slot_bytes as u64,
             streamed_bytes: stream.streamed_bytes(),
+            most_tokens_in_place: stream.most_tokens_in_place(),
             disk_bytes: stream.disk_bytes(),
             rates,
             requests,
             kv_requests,
-            link_seconds: stream.streamed_bytes() as f64 / rates.to_device,
+            link_bytes_alone: stream.link_bytes(1),
+            link_bytes: stream.link_bytes(kv_requests),
             memory_seconds_alone: memory_seconds(weights[0], 1),
             memory_seconds: memory_seconds(weights[1], kv_requests),
             threshold: streamable as f64 / (context as f64 * kv_per_token as f64).max(1.0),
@@ -149,17 +155,22 @@ impl StreamForecast {
 
     /// The predicted seconds of a step with one request.
     pub fn seconds_alone(&self) -> f64 {
-        self.link_seconds.max(self.memory_seconds_alone)
+        (self.link_bytes_alone as f64 / self.rates.to_device).max(self.memory_seconds_alone)
     }
 
     /// The predicted seconds of a step with all requests.
     pub fn seconds(&self) -> f64 {
-        self.link_seconds.max(self.memory_seconds)
+        self.link_seconds().max(self.memory_seconds)
+    }
+
+    /// The predicted seconds of what crosses the link in a step with all requests.
+    fn link_seconds(&self) -> f64 {
+        self.link_bytes as f64 / self.rates.to_device
     }
 
     fn advice(&self) -> Vec<String> {
         let mut advice = Vec::new();
-        if self.link_seconds < self.memory_seconds {
+        if self.link_seconds() < self.memory_seconds {
             return advice;
         }
         if self.wide {
@@ -172,7 +183,8 @@ impl StreamForecast {
                 self.threshold
             ));
         }
-        if self.requests == 1 {
+        // More tokens choose more experts.
+        if self.requests == 1 && self.most_tokens_in_place == 0 {
             advice.push("--speculate checks several tokens for the copies of one".to_owned());
         }
         advice.push("a larger --gpu-memory keeps more layers on the device".to_owned());
@@ -182,9 +194,13 @@ impl StreamForecast {
 
 impl fmt::Display for StreamForecast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (experts, steps) = match self.most_tokens_in_place {
+            0 => ("", "a step".to_owned()),
+            most => ("the experts of ", format!("in steps of more than {most} tokens")),
+        };
         writeln!(
             f,
-            "streaming: {} of {} layers stay {}, {} a step through a ring of {} slots of {}",
+            "streaming: {experts}{} of {} layers stay {}, {} {steps} through a ring of {} slots of {}",
             self.streamed_layers,
             self.streamed_layers + self.resident_layers,
             if self.disk_bytes > 0 { "in host memory and on disk" } else { "in host memory" },
@@ -192,6 +208,13 @@ impl fmt::Display for StreamForecast {
             self.slots,
             Bytes(self.slot_bytes)
         )?;
+        if self.most_tokens_in_place > 0 {
+            writeln!(
+                f,
+                "  smaller steps read the experts that they choose in host memory: {} for one token",
+                Bytes(self.link_bytes_alone)
+            )?;
+        }
         if self.disk_bytes > 0 {
             writeln!(
                 f,
@@ -199,12 +222,12 @@ impl fmt::Display for StreamForecast {
                 Bytes(self.disk_bytes)
             )?;
         }
-        let binds = if self.link_seconds >= self.memory_seconds { "the link" } else { "device memory" };
+        let binds = if self.link_seconds() >= self.memory_seconds { "the link" } else { "device memory" };
         writeln!(
             f,
-            "  link {:.1} GB/s measured: {:.1} ms of copies a step; device memory: {:.1} ms; {binds} binds",
+            "  link {:.1} GB/s measured: {:.1} ms a step; device memory: {:.1} ms; {binds} binds",
             self.rates.to_device / 1e9,
-            self.link_seconds * 1e3,
+            self.link_seconds() * 1e3,
             self.memory_seconds * 1e3
         )?;
         write!(f, "  expected: at most {:.2} tokens/s for one request", 1.0 / self.seconds_alone())?;
@@ -243,10 +266,12 @@ mod tests {
             slot_bytes: 1 << 30,
             streamed_bytes: 6 << 30,
             disk_bytes: 0,
+            most_tokens_in_place: 0,
             rates: LinkRates { to_device: 50e9, inside_device: 4e12 },
             requests: 4,
             kv_requests: 4,
-            link_seconds: 0.125,
+            link_bytes_alone: 6_250_000_000,
+            link_bytes: 6_250_000_000,
             memory_seconds_alone: 0.01,
             memory_seconds: 0.02,
             threshold: 100.0,
@@ -259,6 +284,17 @@ mod tests {
             "{shown}"
         );
         assert!(shown.contains("w4a16") && shown.contains("below about 100 requests"), "{shown}");
+        let experts =
+            StreamForecast { most_tokens_in_place: 21, link_bytes_alone: 1_000_000_000, ..forecast.clone() };
+        let shown = experts.to_string();
+        assert!(
+            shown.contains("the experts of 6 of 8 layers stay in host memory, 6.0 GiB in steps of more"),
+            "{shown}"
+        );
+        assert!(
+            shown.contains("953.7 MiB for one token") && shown.contains("50.00 tokens/s for one"),
+            "{shown}"
+        );
         let other = StreamForecast { memory_seconds: 0.5, kv_requests: 2, ..forecast };
         let shown = other.to_string();
         assert!(shown.contains("device memory binds") && shown.contains("of 2 of 4 requests"), "{shown}");

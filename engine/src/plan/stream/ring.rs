@@ -6,14 +6,14 @@
 //! the next step, so copies continue across steps.
 
 use super::{
-    choice::StreamPlan,
+    choice::{PlacedWeight, StreamPlan},
     images::{DiskReads, LayerImages, WeightImages},
 };
 use crate::error::Result;
 use dsrun_core::{
     Error,
     device::{BufferSlice, Device, Event, MemoryKind, Stream},
-    kernels::PackedWeight,
+    kernels::{PackedWeight, WeightDesc},
 };
 use std::{collections::HashMap, sync::Arc};
 
@@ -21,8 +21,14 @@ use std::{collections::HashMap, sync::Arc};
 /// link.
 const PIECE: usize = 16 << 20;
 
-/// Packed weights, each with its name.
-type NamedWeights = Vec<(String, Arc<dyn PackedWeight>)>;
+/// The weights of streamed layers to bind calls to, by name.
+#[derive(Debug, Default)]
+pub(crate) struct StreamedWeights {
+    /// In the slots of the ring.
+    pub(crate) in_slots: HashMap<String, Arc<dyn PackedWeight>>,
+    /// In host memory, for steps that read them there; empty if none does.
+    pub(crate) in_place: HashMap<String, Arc<dyn PackedWeight>>,
+}
 
 /// The ring buffer of slots on the device, and the stream that fills it.
 #[derive(Debug)]
@@ -50,8 +56,7 @@ struct Slot {
 }
 
 impl WeightRing {
-    /// Allocates the slots, and starts copying the first layers. All images must be complete. Returns the weights to bind calls
-    /// to, by name.
+    /// Allocates the slots, and starts copying the first layers. All images must be complete. Returns the weights to bind calls to.
     ///
     /// # Errors
     /// If the device has too little memory, or cannot adopt packed weights.
@@ -59,22 +64,30 @@ impl WeightRing {
         plan: &StreamPlan,
         images: WeightImages,
         device: &dyn Device,
-    ) -> Result<(Self, NamedWeights)> {
+    ) -> Result<(Self, StreamedWeights)> {
         let mut slots = Vec::with_capacity(plan.slots);
         for _ in 0..plan.slots {
             let memory = BufferSlice::whole(device.allocate(plan.slot_bytes.max(1), MemoryKind::Device)?);
             slots.push(Slot { memory, full: device.event()?, free: device.event()?, used: false });
         }
-        let mut adopted = Vec::new();
+        let adopt = |weight: &PlacedWeight, desc: &WeightDesc, layer: &BufferSlice| -> Result<_> {
+            let range = layer.slice(weight.offset, weight.bytes)?;
+            let packed = device.kernels().adopt(desc, &range).map_err(|error| error.at(&weight.name))?;
+            Ok((weight.name.clone(), packed))
+        };
+        let images = images.finish(plan, device)?;
+        let mut adopted = StreamedWeights::default();
         for (number, layer) in plan.layers.iter().enumerate() {
             let slot = &slots[number % slots.len()];
+            let host = images.in_host_memory(number).filter(|_| plan.most_tokens_in_place() > 0);
             for weight in &layer.weights {
-                let range = slot.memory.slice(weight.offset, weight.bytes)?;
-                let packed = device.kernels().adopt(&weight.desc, &range);
-                adopted.push((weight.name.clone(), packed.map_err(|error| error.at(&weight.name))?));
+                adopted.in_slots.extend([adopt(weight, &weight.desc, &slot.memory)?]);
+                if let Some(host) = host {
+                    let desc = WeightDesc { immutable: true, ..weight.desc.clone() };
+                    adopted.in_place.extend([adopt(weight, &desc, host)?]);
+                }
             }
         }
-        let images = images.finish(plan, device)?;
         let numbers = plan.numbers();
         let mut ring = Self { copies: device.stream()?, slots, images, numbers, next: 0, copied: 0 };
         ring.prime()?;

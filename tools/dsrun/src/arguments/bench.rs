@@ -107,6 +107,10 @@ pub(crate) struct Throughput {
     /// Tokens that the KV cache holds; as many as all requests need, or as fit into memory, if not given.
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) kv_tokens: Option<usize>,
+    /// Tokens of KV cache that are swapped to host memory when a request is pre-empted; beyond that they are recomputed. 0 if not
+    /// given.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) swap_tokens: Option<usize>,
     /// Write what each rank runs when, as a file that Perfetto and Chrome's trace viewer open. Calls are then launched one by one. If
     /// there are several processes, each writes a file, with its number after the name.
     #[arg(long, value_name = "PATH")]

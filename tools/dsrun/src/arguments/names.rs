@@ -15,6 +15,7 @@ const FOR_FEW: &[&str] = &[
     "exact",
     "step_tokens",
     "weights_in",
+    "experts",
     "host_memory",
     "resident_layers",
     "prefix_cache_host",

@@ -3,7 +3,7 @@
 use super::values::{MemorySize, positive};
 use clap::{Args, ValueEnum};
 use dsrun_engine::{
-    Launcher, Precision, Speculation, WeightsIn,
+    ExpertsIn, Launcher, Precision, Speculation, WeightsIn,
     passes::{
         partition::PipelineOptions,
         quantize::{Policy, Scheme},
@@ -249,6 +249,10 @@ pub(crate) struct EngineArguments {
     /// on the device. With `disk:FOLDER`, layers that do not fit into host memory are read from a file there for every step.
     #[arg(long, default_value_t = WeightsIn::Auto, value_name = "auto|device|host|disk:FOLDER")]
     pub(crate) weights_in: WeightsIn,
+    /// Where the weights of experts are kept: `host` keeps those of layers that do not fit on the device in host memory, and all other
+    /// weights on the device. Steps of few tokens read only the experts that they choose.
+    #[arg(long, default_value_t = ExpertsIn::Auto, value_name = "auto|host")]
+    pub(crate) experts: ExpertsIn,
     /// With `--weights-in disk:FOLDER`, the host memory that weights may take; half of what is available if not given.
     #[arg(long, value_name = "SIZE")]
     pub(crate) host_memory: Option<MemorySize>,

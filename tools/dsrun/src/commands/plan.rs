@@ -230,10 +230,16 @@ fn streaming(
     let stages = || best.stages.iter().filter_map(|stage| stage.streamed);
     let streamed: usize = stages().map(|streamed| streamed.layers).sum();
     let resident: usize = stages().map(|streamed| streamed.resident_layers).sum();
+    let layers = streamed + resident;
+    let what = match stages().all(|streamed| streamed.in_place) {
+        true => format!(
+            "a step reads the experts that it chooses in {streamed} of {layers} layers in host memory"
+        ),
+        false => format!("{streamed} of {layers} layers are copied from host memory in every step"),
+    };
     let mut text = format!(
-        "the weights do not fit: {streamed} of {} layers are copied from host memory in every step, {} on each rank at {:.0} GB/s\n\
+        "the weights do not fit: {what}, {} on each rank at {:.0} GB/s\n\
          below about {:.0} requests memory is worth more as KV cache of further requests than as resident layers",
-        streamed + resident,
         Bytes(best.streamed_bytes()),
         hardware.host_bandwidth / 1e9,
         best.cache_threshold(load),

@@ -7,7 +7,7 @@ use clap::{
     Args,
     builder::{NonEmptyStringValueParser, RangedU64ValueParser},
 };
-use dsrun_engine::{Speculation, WeightsIn};
+use dsrun_engine::{ExpertsIn, Speculation, WeightsIn};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -94,6 +94,10 @@ pub(crate) struct ServeSettings {
     /// for every step.
     #[arg(help_heading = ENGINE, long, value_name = "auto|device|host|disk:FOLDER")]
     pub(crate) weights_in: Option<WeightsIn>,
+    /// Where the weights of experts are kept; `auto` if not given. `host` keeps those of layers that do not fit on the device in host
+    /// memory, and all other weights on the device. Steps of few tokens read only the experts that they choose.
+    #[arg(help_heading = ENGINE, long, value_name = "auto|host")]
+    pub(crate) experts: Option<ExpertsIn>,
     /// With `--weights-in disk:FOLDER`, the host memory that weights may take; half of what is available if not given.
     #[arg(help_heading = ENGINE, long, value_name = "SIZE")]
     pub(crate) host_memory: Option<MemorySize>,

@@ -110,7 +110,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         share_of_bandwidth: bytes as f64 / step / bandwidth,
         streaming: forecast.map(|forecast| {
             let rate = engine.statistics().disk_rate;
-            Streaming::new(forecast.streamed_bytes, step, &forecast).with_disk(forecast.disk_bytes, rate)
+            Streaming::new(forecast.link_bytes, step, &forecast).with_disk(forecast.disk_bytes, rate)
         }),
     };
     if command.measure.json {

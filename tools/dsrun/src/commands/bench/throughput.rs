@@ -69,6 +69,7 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     // Every request computes its prompt, in the second run too.
     options.prefix_cache = false;
     options.kv_tokens = command.kv_tokens;
+    options.swap_tokens = command.swap_tokens.unwrap_or(0);
     let tokens = command.prompt + command.generate;
     options.context = Some(options.context.unwrap_or(tokens));
     if options.context < Some(tokens) {
