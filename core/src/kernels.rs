@@ -10,11 +10,11 @@
 //! | [`BoundCall::enqueue`] | puts the call on a stream; neither allocates nor waits |
 
 use crate::{
-    Error, Result, WeightReader, WeightType,
+    DType, Error, Result, WeightReader, WeightType,
     checked::{ValidArguments, ValidCall},
     collective::Comm,
     device::{BufferSlice, Stream},
-    op::{Op, OperandType},
+    op::{KvWrite, Op, OperandKind, OperandType, cache_row_size},
     tensor::TensorDesc,
 };
 use std::{any::Any, fmt::Debug, sync::Arc};
@@ -63,6 +63,18 @@ impl CallDesc {
         spec.map_or_else(|| format!("result {index}"), |spec| spec.name.to_owned())
     }
 
+    /// Refuses KV caches of i8, for backends that have no kernels for them.
+    ///
+    /// # Errors
+    /// Names the backend, the cache and what to use instead.
+    pub fn refuse_i8_caches(&self, backend: &str) -> Result<()> {
+        let is_i8 = |index: usize| self.tensor(index).is_some_and(|tensor| tensor.dtype == DType::I8);
+        let Some(index) = caches(&self.op).into_iter().find(|index| is_i8(*index)) else { return Ok(()) };
+        let message =
+            format!("is i8, and {backend} has no kernels for i8 KV caches: use a cache of f16, bf16 or f32");
+        Err(Error::unsupported(message).at(&self.operand_name(index)).field("dtype"))
+    }
+
     /// The tensor operand at `index`, if there is one.
     pub fn tensor(&self, index: usize) -> Option<&TensorDesc> {
         match self.operands.get(index)?.as_ref()? {
@@ -70,6 +82,37 @@ impl CallDesc {
             OperandDesc::Weight(_) => None,
         }
     }
+}
+
+/// The operands of an op, or of a region, that are KV caches.
+fn caches(op: &Op) -> Vec<usize> {
+    if let Some(signature) = op.signature() {
+        let operands = signature.operands.iter().enumerate();
+        return operands
+            .filter(|(_, spec)| spec.kind == OperandKind::Cache)
+            .map(|(index, _)| index)
+            .collect();
+    }
+    let Op::Region(region) = op else { return Vec::new() };
+    let calls = region.calls().iter();
+    let values = calls.flat_map(|call| caches(&call.op).into_iter().filter_map(|index| call.operands[index]));
+    // Other values are results of calls before, made of these.
+    values.map(|value| value.index()).filter(|index| *index < region.operands()).collect()
+}
+
+/// A device's answer to whether it has kernels for KV caches of an element type: that for a `kv_write` of one head of 64 elements.
+///
+/// # Errors
+/// If the query fails.
+pub fn cache_support(kernels: &dyn Kernels, dtype: DType) -> Result<Support> {
+    const HEAD: usize = 64;
+    let tensor = |dtype, shape: &[usize]| TensorDesc::dense(dtype, shape);
+    let cache = tensor(dtype, &[1, 1, 16, cache_row_size(dtype, HEAD)]);
+    let row = tensor(DType::F32, &[1, HEAD]);
+    let operands = [cache.clone(), cache.clone(), row.clone(), row, tensor(DType::I32, &[1])];
+    let operands = operands.into_iter().map(|operand| Some(OperandDesc::Tensor(operand))).collect();
+    let call = CallDesc { op: KvWrite {}.into(), operands, results: vec![cache.clone(), cache], comm: None };
+    kernels.query(&call.validate()?)
 }
 
 /// A device's answer to whether and how it runs a call.

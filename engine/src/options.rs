@@ -48,14 +48,44 @@ impl Precision {
     }
 }
 
+/// The element type of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CachePrecision {
+    /// That of the activations, or f16 if they are f32 (see [`EngineOptions::exact`]).
+    #[default]
+    Keep,
+    /// f32.
+    F32,
+    /// bf16.
+    Bf16,
+    /// f16.
+    F16,
+    /// Signed bytes with a scale for the key and the value of each head and token.
+    Int8,
+}
+
+impl CachePrecision {
+    /// The element type; `None` for [`Self::Keep`].
+    pub fn dtype(self) -> Option<DType> {
+        match self {
+            Self::Keep => None,
+            Self::F32 => Some(DType::F32),
+            Self::Bf16 => Some(DType::BF16),
+            Self::F16 => Some(DType::F16),
+            Self::Int8 => Some(DType::I8),
+        }
+    }
+}
+
 /// The options of an engine.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct EngineOptions {
     /// The element type of weights and activations, and of the KV cache unless `kv_precision` says otherwise.
     pub precision: Precision,
-    /// The element type of the KV cache; [`Precision::Keep`] is that of the activations.
-    pub kv_precision: Precision,
+    /// The element type of the KV cache.
+    pub kv_precision: CachePrecision,
     /// Whether numbers are rounded only as the types of weights and activations say. Otherwise a device that has `llm-quant-2`
     /// rounds the inputs of linear layers with quantised weights to 8 bits, with a scale for each
     /// [`INPUT_GROUP`](crate::passes::quantize::INPUT_GROUP); and unless `precision` or `kv_precision` name a type, the KV cache of
@@ -140,7 +170,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             precision: Precision::Keep,
-            kv_precision: Precision::Keep,
+            kv_precision: CachePrecision::Keep,
             exact: true,
             context: None,
             rope_context: None,

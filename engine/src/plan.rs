@@ -135,7 +135,7 @@ impl EnginePlan {
 
     /// Plans everything but the memory, with the number of KV cache pages that the options ask for.
     fn without_memory(model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<Self> {
-        let program = StepPrograms::quantized(model, DeviceNumbers::of(device), options)?;
+        let program = StepPrograms::quantized(model, &DeviceNumbers::of(device)?, options)?;
         Self::of_program(program, model.config().context, device, options, None)
     }
 

@@ -200,8 +200,8 @@ pub fn forecast(
     }
     let options = options_for(options, load);
     let preferred = hardware.dtype.unwrap_or(DType::BF16);
-    let numbers = DeviceNumbers { preferred, has_f16: true, quantises_inputs: false };
-    let program = StepPrograms::quantized(model, numbers, &options)?;
+    let numbers = DeviceNumbers { preferred, has_f16: true, quantises_inputs: false, no_i8_cache: None };
+    let program = StepPrograms::quantized(model, &numbers, &options)?;
     let all: Vec<(usize, usize)> = match mesh {
         Some(mesh) => vec![mesh],
         None => (1..=devices.min(MOST_TENSOR_RANKS))

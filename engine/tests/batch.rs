@@ -6,7 +6,7 @@ mod support;
 
 use dsrun_core::device::{Backend, DeviceOptions};
 use dsrun_engine::{
-    EngineError, EngineOptions, EnginePlan, FinishReason, Precision, Request, SamplingOptions,
+    CachePrecision, EngineError, EngineOptions, EnginePlan, FinishReason, Precision, Request, SamplingOptions,
 };
 use dsrun_models::model::Model;
 use rstest::rstest;
@@ -87,7 +87,8 @@ fn a_cache_of_16_bits_takes_half_the_memory_and_stays_near_f32() {
     let mut reference = engine(&model, &exact(64, 1));
     let expected = logits(&mut reference, &prompts()[5]);
     // Each of the three layers rounds its keys and its values, of up to about ten, once.
-    for (kv_precision, unit) in [(Precision::F16, 2f32.powi(-11)), (Precision::Bf16, 2f32.powi(-8))] {
+    for (kv_precision, unit) in [(CachePrecision::F16, 2f32.powi(-11)), (CachePrecision::Bf16, 2f32.powi(-8))]
+    {
         let options = EngineOptions { kv_precision, ..exact(64, 1) };
         let mut engine = engine(&model, &options);
         assert_eq!(engine.memory().kv_cache * 2, reference.memory().kv_cache);

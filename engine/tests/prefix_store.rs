@@ -8,7 +8,7 @@ mod support;
 
 use dsrun_core::device::{Device, DeviceOptions};
 use dsrun_engine::{
-    Engine, EngineOptions, EnginePlan, Precision, PrefixStore, Request, Statistics,
+    CachePrecision, Engine, EngineOptions, EnginePlan, Precision, PrefixStore, Request, Statistics,
     passes::quantize::{Policy, Scheme},
 };
 use dsrun_models::model::Model;
@@ -273,7 +273,7 @@ fn pages_of_another_model_or_format_are_not_used() {
     assert_eq!(cached(&open("qwen2_5"), &first), 0);
     for other in [
         EngineOptions { precision: Precision::Bf16, ..first.clone() },
-        EngineOptions { kv_precision: Precision::Bf16, ..first.clone() },
+        EngineOptions { kv_precision: CachePrecision::Bf16, ..first.clone() },
         EngineOptions { block_size: 8, ..first.clone() },
         EngineOptions { quantize: Some(Policy::of(Scheme::W8A16)), ..first.clone() },
     ] {

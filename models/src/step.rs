@@ -34,7 +34,7 @@
 //! | `seeds` | u32 `[$requests, 2]` | |
 //! | `bias` | f32 `[$requests, V]` | added to logits by `sample_limited` |
 //! | `stop_ids` | i32 `[$stop_ids]` | tokens that finish a request; -1 is none |
-//! | `layers.N.key_cache`, `layers.N.value_cache` | `[$pages, kv_heads, block_size, head_dim]` | |
+//! | `layers.N.key_cache`, `layers.N.value_cache` | `[$pages, kv_heads, block_size, row]` | `row` is [`cache_row_size`] of `head_dim` |
 //! | `layers.N.latent_cache` | `[$pages, 1, block_size, rank + rotated]` | in place of both, in models with latent attention |
 //!
 //! ## Segments and outputs
@@ -73,7 +73,7 @@ use dsrun_core::{
     op::{
         Activation, Add, Attention, AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows,
         KvWrite, LatentWrite, Linear, LogitProcess, Nonlinearity, PagedAttention, PrepareStep,
-        SAMPLING_COLUMNS, Sample,
+        SAMPLING_COLUMNS, Sample, cache_row_size,
     },
     program::{Program, ProgramBuilder, SegmentKind, ValueId},
 };
@@ -125,7 +125,8 @@ pub struct ProgramOptions {
     pub activation: DType,
     /// How matrices are stored.
     pub storage: Storage,
-    /// Element type of the KV cache; a float.
+    /// Element type of the KV cache: a float, or i8 with a scale for each head and token. That of a model with latent attention is
+    /// a float.
     pub cache: DType,
     /// Slots of a page of the KV cache.
     pub block_size: u32,
@@ -392,7 +393,8 @@ impl StepBuilder {
         let (layer, slots) = (values.layers, values.slots);
         values.layers += 1;
         let block_size = options.block_size as usize;
-        let shape = [Size::bucket("pages"), heads.kv_heads.into(), block_size.into(), heads.head_dim.into()];
+        let row = cache_row_size(options.cache, heads.head_dim);
+        let shape = [Size::bucket("pages"), heads.kv_heads.into(), block_size.into(), row.into()];
         let cache = TensorType::new(options.cache, shape);
         let keys = self.program.state(format!("layers.{layer}.key_cache"), cache.clone())?;
         let values = self.program.state(format!("layers.{layer}.value_cache"), cache)?;

@@ -62,6 +62,7 @@ pub(crate) trait Lanes: Copy {
     fn load_f16(self, from: &[u16; WIDTH]) -> Self::Float;
     fn load_bf16(self, from: &[u16; WIDTH]) -> Self::Float;
     fn load_u8(self, from: &[u8; WIDTH]) -> Self::Float;
+    fn load_i8(self, from: &[i8; WIDTH]) -> Self::Float;
     fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits;
     fn store_bits(self, bits: Self::Bits, to: &mut [u32; WIDTH]);
     fn store(self, value: Self::Float, to: &mut [f32; WIDTH]);
@@ -274,6 +275,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn load_i8(self, from: &[i8; WIDTH]) -> [f32; WIDTH] {
+        from.map(f32::from)
+    }
+
+    #[inline(always)]
     fn load_bits(self, from: &[u32; WIDTH]) -> [u32; WIDTH] {
         *from
     }
@@ -477,7 +483,7 @@ mod tests {
     struct Convert<'a>(&'a [u16; WIDTH], &'a [u8; WIDTH], [u32; WIDTH]);
 
     impl Task for Convert<'_> {
-        type Output = [[f32; WIDTH]; 8];
+        type Output = [[f32; WIDTH]; 9];
 
         #[inline(always)]
         fn run<L: Lanes>(self, lanes: L) -> Self::Output {
@@ -487,13 +493,14 @@ mod tests {
                 lanes.load_f16(halves),
                 lanes.load_bf16(halves),
                 lanes.load_u8(bytes),
+                lanes.load_i8(bytemuck::cast_ref(bytes)),
                 lanes.masked(bits, 0x7F00_F00F),
                 lanes.shifted::<7>(bits),
                 lanes.masked(lanes.field::<4>(bits, 0x0F0F_0F0F), 0x7FFF_FFFF),
                 lanes.masked(lanes.field::<-3>(bits, 0x0707_0707), 0x7FFF_FFFF),
                 lanes.masked(lanes.or(bits, lanes.field::<0>(bits, 0)), 0x7FFF_FFFF),
             ];
-            let mut out = [[0.0; WIDTH]; 8];
+            let mut out = [[0.0; WIDTH]; 9];
             for (out, vector) in out.iter_mut().zip(vectors) {
                 lanes.store(vector, out);
             }

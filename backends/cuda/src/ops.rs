@@ -40,6 +40,7 @@ use operands::{operand, result, type_name, type_of, type_or_first, weight_type};
 
 /// The plan of a valid call, or an error that says why there is none.
 pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
+    call.refuse_i8_caches("CUDA")?;
     check_sizes(call)?;
     match &call.op {
         Op::Embed(op) => elementwise::embed(op, call),

@@ -27,6 +27,7 @@ use launch::CallPlan;
 /// # Errors
 /// [`dsrun_core::Code::Unsupported`] with the reason if the device does not run it.
 pub(crate) fn plan(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
+    call.refuse_i8_caches("wgpu")?;
     check(call, spec)?;
     match &call.op {
         Op::Add(op) => elementwise::add(op, call),

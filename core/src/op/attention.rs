@@ -10,7 +10,7 @@ use super::{
     DimensionKind::{Parallel, Reduced, Whole},
     IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
     attributes::choice,
-    cache::product,
+    cache::{head_size, product},
     index_map::ABSENT,
     signature::{operand, optional, result},
 };
@@ -83,8 +83,8 @@ attributes! {
     /// | operand | type | |
     /// |---|---|---|
     /// | `query` | float `[T, query_heads * D]` | a row of no sequence is skipped: its result is not written |
-    /// | `key_cache` | float `[P, kv_heads, B, D]` | this step's keys are already in it |
-    /// | `value_cache` | as `key_cache`, `[P, kv_heads, B, D']` | absent if `value_size` is not 0 |
+    /// | `key_cache` | float `[P, kv_heads, B, D]`, or i8 `[P, kv_heads, B, D + 4]` | this step's keys are already in it |
+    /// | `value_cache` | as `key_cache`, with `D'` | absent if `value_size` is not 0 |
     /// | `query_start`, `query_length`, `kv_length` | i32 `[S]` | |
     /// | `block_table` | i32 `[S, N]` | -1 after the last page, and for a page that is not there: its keys are attended to by none |
     /// | `work` | i32 `[words]` | the result of [`AttentionPrepare`] |
@@ -97,12 +97,15 @@ attributes! {
     /// With `value_size = n > 0` there is one cache: the value of a key is its first `n` elements, and `D' = n`. Only `llm-mla-1`
     /// requires that.
     ///
+    /// Rows of an i8 cache end with a scale ([`super::cache_row_size`]): the elements of `k_i` and `v_i` are `q * s`, in f32 or
+    /// better. Such caches have values of their own (`value_size = 0`), and no profile requires them.
+    ///
     /// With `window = w > 0` a query attends to no key at `i <= p - w`; pages that the windows of all queries have left may be -1.
     /// For a query that attends to no key `y` is zero, and `log_sum_exp` is its sink or minus infinity. What keys hold that a query
     /// does not attend to reaches no result of it, NaN and infinity included; nor does what values of f32 hold. NaN and infinity in
-    /// values of 16 bits may reach all queries of their sequence: kernels multiply tiles of them by weights of 0. Results are
+    /// values of 16 bits or of i8 may reach all queries of their sequence: kernels multiply tiles of them by weights of 0. Results are
     /// undefined if a score is plus infinity, or if all are minus infinity. Scores and sums are computed in f32 or better; softmax
-    /// weights may be rounded to the element type of the cache before they multiply values (one inner rounding); the result is
+    /// weights may be rounded to the element type of a float cache before they multiply values (one inner rounding); the result is
     /// rounded once.
     PagedAttention {
         /// The number of heads of `query`, a multiple of `kv_heads`.
@@ -129,9 +132,15 @@ impl PagedAttention {
 
     /// The size of a value head.
     fn value_head(&self, operands: &Operands<'_>) -> Result<usize> {
-        let (key_size, shared) = (operands.tensor("key_cache")?.known(3)?, self.value_size as usize);
+        let keys = operands.tensor("key_cache")?;
+        let (dtype, key_size, shared) = (keys.dtype(), keys.known(3)?, self.value_size as usize);
         match operands.optional("value_cache") {
             None if shared == 0 => Err(Error::invalid("is missing (value_size is 0)").at("value_cache")),
+            None if dtype == DType::I8 => {
+                let message =
+                    format!("is i8, must be float: values are part of their keys (value_size is {shared})");
+                Err(Error::invalid(message).at("key_cache").field("dtype"))
+            }
             None if shared > key_size => {
                 let message = format!("is {shared}, must be at most {key_size} (size of a key)");
                 Err(Error::invalid(message).at("value_size"))
@@ -140,7 +149,7 @@ impl PagedAttention {
             Some(_) if shared > 0 => {
                 Err(Error::invalid(format!("must be absent (value_size is {shared})")).at("value_cache"))
             }
-            Some(values) => values.known(3),
+            Some(values) => head_size(values),
         }
     }
 }
@@ -152,8 +161,8 @@ impl Operation for PagedAttention {
         summary: "softmax attention of ragged queries over the paged KV cache",
         operands: &[
             operand("query", OperandKind::Float),
-            operand("key_cache", OperandKind::Float),
-            optional("value_cache", OperandKind::Float),
+            operand("key_cache", OperandKind::Cache),
+            optional("value_cache", OperandKind::Cache),
             operand("query_start", OperandKind::I32),
             operand("query_length", OperandKind::I32),
             operand("kv_length", OperandKind::I32),
@@ -184,7 +193,7 @@ impl Operation for PagedAttention {
                 .at("key_cache")
                 .field("shape[2]"));
         }
-        let query_width = product("key_cache", [self.query_heads as usize, keys.known(3)?])?;
+        let query_width = product("key_cache", [self.query_heads as usize, head_size(keys)?])?;
         query.expect(1, &query_width.into(), "query_heads times head size")?;
         let [sequences] = operands.tensor("query_start")?.sizes()?;
         operands.tensor("query_length")?.expect_shape([sequences], "one per sequence")?;
@@ -218,11 +227,21 @@ impl Operation for PagedAttention {
 
     fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
         let [tokens, _] = operands.tensor("query")?.sizes()?;
-        let (key_size, value_size) = (operands.tensor("key_cache")?.known(3)?, self.value_head(operands)?);
-        let mut space = head_space(tokens, self.kv_heads, self.group()?, key_size, value_size);
+        let keys = operands.tensor("key_cache")?;
+        let (key_size, value_size) = (head_size(keys)?, self.value_head(operands)?);
+        let mut space = head_space(tokens, self.kv_heads, self.group()?, key_size, value_size).to_vec();
         if self.value_size > 0 {
             // The elements of values are among those of keys, all of which every score needs.
             space[4].1 = Whole;
+        }
+        let (mut key_axes, mut value_axes) = (PAGED_KEYS, PAGED_VALUES);
+        if let (DType::I8, Some(values)) = (keys.dtype(), operands.optional("value_cache")) {
+            // A row stays whole: all its elements need the scale at its end.
+            space[3].1 = Whole;
+            space[4].1 = Whole;
+            space.push(("key_row", Whole, keys.known(3)?.into()));
+            space.push(("value_row", Whole, values.known(3)?.into()));
+            (key_axes, value_axes) = (QUANTISED_KEYS, QUANTISED_VALUES);
         }
         let absent_or =
             |name, axes: &'static [Axis]| if operands.optional(name).is_some() { axes } else { ABSENT };
@@ -230,8 +249,8 @@ impl Operation for PagedAttention {
             space,
             &[
                 &[Axis::Of(&[0]), Axis::Of(&[1, 2, 3])],
-                &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[3])],
-                absent_or("value_cache", &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[4])]),
+                key_axes,
+                absent_or("value_cache", value_axes),
                 &[Axis::Gathered],
                 &[Axis::Gathered],
                 &[Axis::Gathered],
@@ -245,6 +264,12 @@ impl Operation for PagedAttention {
         ))
     }
 }
+
+/// The maps of float caches and of i8 caches.
+const PAGED_KEYS: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[3])];
+const PAGED_VALUES: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[4])];
+const QUANTISED_KEYS: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[5])];
+const QUANTISED_VALUES: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[6])];
 
 attributes! {
     /// Attention within ragged sequences, without a cache, as encoders use it.

@@ -1,29 +1,72 @@
 //! The paged KV cache: writing new keys and values, and moving pages.
 //!
 //! The cache of a layer is two states, `key_cache[P, heads, B, D]` and `value_cache[P, heads, B, D']`: `P` pages of `B`
-//! slots each. Slot `s` is slot `s % B` of page `s / B`.
+//! slots each. Slot `s` is slot `s % B` of page `s / B`. The last dimension holds the row that a head has for a slot
+//! ([`cache_row_size`]).
 
 use super::{
     Axis,
-    DimensionKind::Parallel,
+    DimensionKind::{Parallel, Whole},
     IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
-    signature::{operand, result, updated},
+    signature::{TensorArgument, operand, result, updated},
 };
-use crate::{Error, Result, tensor::TensorType};
+use crate::{DType, Error, Result, tensor::TensorType};
+
+/// The bytes of the scale at the end of each row of an i8 cache.
+pub const CACHE_SCALE_BYTES: usize = 4;
+
+/// The size of the last dimension of a cache whose heads have `head_size` elements: the elements of the row that a head has for a
+/// slot.
+///
+/// A row of a float cache holds the elements of the head. A row of an i8 cache holds `head_size` signed bytes `q`, and after them
+/// their scale `s`, a little-endian f32 in [`CACHE_SCALE_BYTES`] bytes of any alignment; the elements of the head are `q[i] * s`.
+pub const fn cache_row_size(dtype: DType, head_size: usize) -> usize {
+    match dtype {
+        DType::I8 => head_size.saturating_add(CACHE_SCALE_BYTES),
+        _ => head_size,
+    }
+}
+
+/// The number of elements of a head whose rows in a cache have `row_size` elements, the inverse of [`cache_row_size`]; `None` if
+/// a row is too short for its scale.
+pub const fn cache_head_size(dtype: DType, row_size: usize) -> Option<usize> {
+    match dtype {
+        DType::I8 => row_size.checked_sub(CACHE_SCALE_BYTES),
+        _ => Some(row_size),
+    }
+}
+
+/// The number of elements of a head of a cache operand, which must be known when the program is built.
+///
+/// # Errors
+/// If it is symbolic, or a row is too short for its scale.
+pub(super) fn head_size(cache: TensorArgument<'_>) -> Result<usize> {
+    let row = cache.known(3)?;
+    cache_head_size(cache.dtype(), row).ok_or_else(|| {
+        let message = format!(
+            "is {row}, must be at least {CACHE_SCALE_BYTES}: a row of an i8 cache ends with its scale"
+        );
+        Error::invalid(message).at(cache.name()).field("shape[3]")
+    })
+}
 
 attributes! {
     /// Writes the keys and values of this step's tokens into their slots.
     ///
     /// | operand | type | |
     /// |---|---|---|
-    /// | `key_cache` | float `[P, heads, B, D]` | updated |
-    /// | `value_cache` | as `key_cache`, `[P, heads, B, D']` | updated |
+    /// | `key_cache` | float `[P, heads, B, D]`, or i8 `[P, heads, B, D + 4]` | updated |
+    /// | `value_cache` | as `key_cache`, with `D'` | updated |
     /// | `key` | float `[T, heads * D]` | |
     /// | `value` | float `[T, heads * D']` | |
     /// | `slots` | i32 `[T]` | the slot of row `t`; -1 skips; no slot twice |
     /// | → `key_cache`, `value_cache` | the operands, updated | |
     ///
-    /// Elements are rounded once if the cache has another element type. Slots outside the cache are treated as -1.
+    /// In a float cache, elements are rounded once if it has another element type. In an i8 cache, the `D` elements of each head and
+    /// token are quantised as a row of [`super::QuantPerToken`], and the bytes and the scale are stored as a row
+    /// ([`cache_row_size`]): `scale = max_i |x[i]| / 127`, `q[i] = round(x[i] / scale)`, and a row whose scale is 0 is all zeros.
+    /// If a value is infinite or NaN, the scale is NaN and the bytes are unspecified, so that all of the row reads as NaN; other
+    /// rows are not affected. Slots outside the cache are treated as -1.
     KvWrite {}
 }
 
@@ -33,8 +76,8 @@ impl Operation for KvWrite {
         profile: Profile::LlmCore1,
         summary: "`cache[slots[t]] = key[t], value[t]`; -1 skips",
         operands: &[
-            operand("key_cache", OperandKind::Float),
-            operand("value_cache", OperandKind::Float),
+            operand("key_cache", OperandKind::Cache),
+            operand("value_cache", OperandKind::Cache),
             operand("key", OperandKind::Float),
             operand("value", OperandKind::Float),
             operand("slots", OperandKind::I32),
@@ -50,7 +93,7 @@ impl Operation for KvWrite {
         values.expect_shape([pages, heads, block, value_size], "shape of key_cache")?;
         let [tokens, _] = operands.tensor("key")?.sizes()?;
         for (name, cache) in [("key", keys), ("value", values)] {
-            let width = product(name, [cache.known(1)?, cache.known(3)?])?;
+            let width = product(name, [cache.known(1)?, head_size(cache)?])?;
             operands
                 .tensor(name)?
                 .expect_shape([tokens, &width.into()], "heads times head size of the cache")?;
@@ -64,6 +107,23 @@ impl Operation for KvWrite {
         let [tokens, _] = operands.tensor("key")?.sizes()?;
         let [_, heads, _, key_size] = keys.sizes()?;
         let [_, _, _, value_size] = values.sizes()?;
+        if keys.dtype() == DType::I8 {
+            // A scale needs all elements of its head.
+            const KEYS: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[4])];
+            const VALUES: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[5])];
+            return Ok(IndexMaps::new(
+                [
+                    ("rows", Parallel, tokens.clone()),
+                    ("heads", Parallel, heads.clone()),
+                    ("key", Whole, head_size(keys)?.into()),
+                    ("value", Whole, head_size(values)?.into()),
+                    ("key_row", Whole, key_size.clone()),
+                    ("value_row", Whole, value_size.clone()),
+                ],
+                &[KEYS, VALUES, KEY_ROWS, VALUE_ROWS, &[Axis::Of(&[0])]],
+                &[KEYS, VALUES],
+            ));
+        }
         const KEYS: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[2])];
         const VALUES: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[3])];
         Ok(IndexMaps::new(
@@ -73,24 +133,22 @@ impl Operation for KvWrite {
                 ("key", Parallel, key_size.clone()),
                 ("value", Parallel, value_size.clone()),
             ],
-            &[
-                KEYS,
-                VALUES,
-                &[Axis::Of(&[0]), Axis::Of(&[1, 2])],
-                &[Axis::Of(&[0]), Axis::Of(&[1, 3])],
-                &[Axis::Of(&[0])],
-            ],
+            &[KEYS, VALUES, KEY_ROWS, VALUE_ROWS, &[Axis::Of(&[0])]],
             &[KEYS, VALUES],
         ))
     }
 }
+
+/// The maps of the new keys and values of a [`KvWrite`].
+const KEY_ROWS: &[Axis] = &[Axis::Of(&[0]), Axis::Of(&[1, 2])];
+const VALUE_ROWS: &[Axis] = &[Axis::Of(&[0]), Axis::Of(&[1, 3])];
 
 attributes! {
     /// Gathers pages into rows: `y[i] = cache[pages[i]]`, flattened.
     ///
     /// | operand | type | |
     /// |---|---|---|
-    /// | `cache` | float `[P, heads, B, D]` | |
+    /// | `cache` | float or i8 `[P, heads, B, D]` | `D` is the size of a row, scale included |
     /// | `pages` | i32 `[N]` | -1 skips: the row is not written |
     /// | → `y` | as `cache`, `[N, heads * B * D]` | |
     ///
@@ -103,7 +161,7 @@ impl Operation for PageGather {
         name: "page_gather",
         profile: Profile::LlmCore1,
         summary: "`y[i] = cache[pages[i]]`; -1 skips",
-        operands: &[operand("cache", OperandKind::Float), operand("pages", OperandKind::I32)],
+        operands: &[operand("cache", OperandKind::Cache), operand("pages", OperandKind::I32)],
         results: &[result("y")],
     };
 
@@ -124,7 +182,7 @@ attributes! {
     ///
     /// | operand | type | |
     /// |---|---|---|
-    /// | `cache` | float `[P, heads, B, D]` | updated |
+    /// | `cache` | float or i8 `[P, heads, B, D]` | updated; `D` is the size of a row, scale included |
     /// | `x` | as `cache`, `[N, heads * B * D]` | |
     /// | `pages` | i32 `[N]` | -1 skips; no page twice |
     /// | → `cache` | the operand, updated | |
@@ -139,8 +197,8 @@ impl Operation for PageScatter {
         profile: Profile::LlmCore1,
         summary: "`cache[pages[i]] = x[i]`; -1 skips",
         operands: &[
-            operand("cache", OperandKind::Float),
-            operand("x", OperandKind::Float),
+            operand("cache", OperandKind::Cache),
+            operand("x", OperandKind::Cache),
             operand("pages", OperandKind::I32),
         ],
         results: &[updated("cache", 0)],

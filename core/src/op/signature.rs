@@ -55,6 +55,8 @@ pub enum OperandKind {
     U32,
     /// A tensor of i8: quantised values.
     I8,
+    /// A KV cache: a tensor of f32, f16 or bf16, or of i8 with a scale in each row ([`super::cache_row_size`]).
+    Cache,
     /// A tensor of any element type.
     Any,
     /// A packed weight of any format.
@@ -70,6 +72,7 @@ impl OperandKind {
             Self::I32 => "i32",
             Self::U32 => "u32",
             Self::I8 => "i8",
+            Self::Cache => "float or i8",
             Self::Any => "any",
             Self::Weight => "weight",
         }
@@ -82,6 +85,7 @@ impl OperandKind {
             Self::I32 => dtype == DType::I32,
             Self::U32 => dtype == DType::U32,
             Self::I8 => dtype == DType::I8,
+            Self::Cache => dtype.is_float() || dtype == DType::I8,
             Self::Any => true,
             Self::Weight => false,
         }
@@ -257,6 +261,11 @@ pub struct TensorArgument<'a> {
 }
 
 impl<'a> TensorArgument<'a> {
+    /// The name of the operand.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// The element type.
     pub fn dtype(&self) -> DType {
         self.tensor_type.dtype

@@ -95,7 +95,7 @@ impl Sizes {
     /// Adds the bytes of a model.
     fn add(&mut self, model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<()> {
         let options = &options.for_model(model.config())?;
-        let program = StepPrograms::quantized(model, DeviceNumbers::of(device), options)?;
+        let program = StepPrograms::quantized(model, &DeviceNumbers::of(device)?, options)?;
         let (_, fixed, limits) = EnginePlan::sizes(model.config().context, options)?;
         self.activations += activations(&program, limits, fixed)?;
         for value in &program.values {

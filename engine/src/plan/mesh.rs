@@ -104,7 +104,7 @@ impl EnginePlan {
         }
         let longest = model.config().context;
         let (_, fixed, limits) = Self::sizes(longest, options)?;
-        let program = StepPrograms::quantized(model, DeviceNumbers::of(&*devices[0]), options)?;
+        let program = StepPrograms::quantized(model, &DeviceNumbers::of(&*devices[0])?, options)?;
         let host = all.iter().any(|process| process.host);
         let free = all.iter().filter_map(|process| process.free).min();
         // Layers that do not fit are streamed; each rank streams its own part from host memory, so free device memory is no

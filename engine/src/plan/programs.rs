@@ -6,8 +6,8 @@ use super::{
     mesh_rank::MeshRank,
 };
 use crate::{
-    error::Result,
-    options::EngineOptions,
+    error::{EngineError, Result},
+    options::{CachePrecision, EngineOptions},
     passes::{
         fuse, merge, prune_unused_rows,
         quantize::{Calibration, Policy, quantize, quantize_inputs, smooth},
@@ -17,6 +17,7 @@ use crate::{
 use dsrun_core::{
     DType, Error, WeightExpr, WeightReader,
     device::Device,
+    kernels::cache_support,
     op::Profile,
     program::{Call, Program},
 };
@@ -49,12 +50,13 @@ impl StepPrograms {
     /// options name one.
     ///
     /// # Errors
-    /// If the model cannot be built, or a weight does not fit its format.
+    /// If the model cannot be built, a weight does not fit its format, or the device or the model refuses the type of the KV cache.
     pub(crate) fn quantized(
         model: &Model,
-        device: DeviceNumbers,
+        device: &DeviceNumbers,
         options: &EngineOptions,
     ) -> Result<Program> {
+        check_cache(model, device, options)?;
         let activation = options.precision.dtype().unwrap_or(device.preferred);
         // 16 bits halve the cache and the time to read it.
         let keep = options.exact || options.precision.dtype().is_some() || activation != DType::F32;
@@ -170,7 +172,7 @@ impl StepPrograms {
 }
 
 /// What a device says of the numbers it computes with, as far as programs depend on it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct DeviceNumbers {
     /// The type of activations that the device computes best in.
     pub(crate) preferred: DType,
@@ -178,18 +180,40 @@ pub(crate) struct DeviceNumbers {
     pub(crate) has_f16: bool,
     /// Whether the device multiplies quantised weights with activations that are quantised in groups.
     pub(crate) quantises_inputs: bool,
+    /// Why the device does not keep the KV cache in i8; `None` if it does.
+    pub(crate) no_i8_cache: Option<String>,
 }
 
 impl DeviceNumbers {
     /// Those of a device: the preferred type is the first of its list.
-    pub(crate) fn of(device: &dyn Device) -> Self {
+    ///
+    /// # Errors
+    /// If a query fails.
+    pub(crate) fn of(device: &dyn Device) -> Result<Self> {
         let properties = device.properties();
-        Self {
+        let i8_cache = cache_support(device.kernels(), DType::I8)?;
+        Ok(Self {
             preferred: properties.dtypes.first().copied().unwrap_or(DType::F32),
             has_f16: properties.dtypes.contains(&DType::F16),
             quantises_inputs: properties.profiles.contains(&Profile::LlmQuant2),
-        }
+            no_i8_cache: (!i8_cache.native).then_some(i8_cache.reason),
+        })
     }
+}
+
+/// Checks that device and model can keep the KV cache in the type that the options ask for.
+fn check_cache(model: &Model, device: &DeviceNumbers, options: &EngineOptions) -> Result<()> {
+    if options.kv_precision != CachePrecision::Int8 || model.config().encoder.is_some() {
+        return Ok(());
+    }
+    let refused = |rule: String| Err(EngineError::option("kv-dtype", "int8", rule));
+    if let Some(reason) = &device.no_i8_cache {
+        return refused(format!("must be keep, f32, bf16 or f16 on this device: {reason}"));
+    }
+    if model.config().latent.is_some() {
+        return refused("must be keep, f32, bf16 or f16 for models with latent attention (MLA)".into());
+    }
+    Ok(())
 }
 
 /// Quantises a program by the policy, smoothed first if the policy says so; without a policy as the checkpoint intends.

@@ -27,7 +27,7 @@ pub(crate) use plan::Plan;
 pub(crate) use quantize::Quantize;
 pub(crate) use serve::Serve;
 pub(crate) use setup::{
-    DeviceArguments, DevicesArguments, Dtype, EngineArguments, LauncherName, ModelArguments,
+    CacheDtype, DeviceArguments, DevicesArguments, Dtype, EngineArguments, LauncherName, ModelArguments,
     SamplingArguments, SpeculationArguments, Weights, mesh, policy, shard_policy,
 };
 pub(crate) use shell::{Completions, Man};

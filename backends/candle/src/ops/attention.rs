@@ -8,7 +8,10 @@ use crate::{
     tensor::{CPU, Result, floats, from_bytes, optional_vector, rows, store_rows},
 };
 use candle_core::{D, DType, Tensor};
-use dsrun_core::op::{Attention, AttentionMask, AttentionPrepare, PagedAttention};
+use dsrun_core::{
+    DType as StoredType,
+    op::{Attention, AttentionMask, AttentionPrepare, CACHE_SCALE_BYTES, PagedAttention},
+};
 use dsrun_host::Frame;
 
 impl Kernel for AttentionPrepare {
@@ -236,6 +239,16 @@ fn cached(frame: &Frame<'_>, index: usize, slots: &[[usize; 2]]) -> Result<Tenso
             let start = page * cache.strides[0] + head * cache.strides[1] + slot * cache.strides[2];
             bytes.extend_from_slice(cache.data.range(start, size));
         }
+    }
+    if frame.operand_dtype(index)? == StoredType::I8 {
+        // Integers, and behind them the scale of their row.
+        let mut elements = Vec::new();
+        for row in bytes.chunks_exact(size) {
+            let Some((integers, scale)) = row.split_last_chunk::<CACHE_SCALE_BYTES>() else { continue };
+            let scale = f32::from_le_bytes(*scale);
+            elements.extend(integers.iter().map(|integer| f32::from(*integer as i8) * scale));
+        }
+        return Ok(Tensor::from_vec(elements, (heads, slots.len(), size - CACHE_SCALE_BYTES), CPU)?);
     }
     let stored = from_bytes(&bytes, frame.operand_dtype(index)?, &[heads, slots.len(), size])?;
     Ok(stored.to_dtype(DType::F32)?)

@@ -1,10 +1,15 @@
 //! Writing keys and values into the paged KV cache.
 
+use super::quant::quantised;
 use crate::{
     kernels::Kernel,
-    tensor::{Result, operand, rounded_bytes, rows},
+    tensor::{Result, floats, operand, rounded_bytes, rows},
 };
-use dsrun_core::op::{KvWrite, LatentWrite};
+use candle_core::Tensor;
+use dsrun_core::{
+    DType,
+    op::{CACHE_SCALE_BYTES, KvWrite, LatentWrite, cache_row_size},
+};
 use dsrun_host::Frame;
 
 impl Kernel for KvWrite {
@@ -32,8 +37,14 @@ fn write(frame: &Frame<'_>, index: usize, sources: &[usize], slots: usize) -> Re
     let (page, head, slot) = (cache.strides[0], cache.strides[1], cache.strides[2]);
     let mut offset = 0;
     for source in sources {
-        let values = operand(frame, *source, rows)?;
-        let (bytes, size) = (rounded_bytes(&values, dtype)?, values.dim(1)? / heads);
+        let (bytes, size) = if dtype == DType::I8 {
+            let values = floats(frame, *source, rows)?;
+            let size = values.dim(1)? / heads;
+            (quantised_bytes(&values.reshape((rows * heads, size))?)?, cache_row_size(dtype, size))
+        } else {
+            let values = operand(frame, *source, rows)?;
+            (rounded_bytes(&values, dtype)?, values.dim(1)? / heads)
+        };
         let head_bytes = size * cache.data.element();
         // Slot s is slot s % B of page s / B.
         for row in 0..rows {
@@ -47,4 +58,23 @@ fn write(frame: &Frame<'_>, index: usize, sources: &[usize], slots: usize) -> Re
         offset += size;
     }
     Ok(())
+}
+
+/// Rows `[N, D]` as an i8 cache stores them: the integers of a row, and behind them its scale.
+fn quantised_bytes(rows: &Tensor) -> Result<Vec<u8>> {
+    let (count, size) = rows.dims2()?;
+    if count == 0 || size == 0 {
+        return Ok(vec![0; count * CACHE_SCALE_BYTES]);
+    }
+    let (integers, scales) = quantised(rows)?;
+    let integers = rounded_bytes(&integers, DType::I8)?;
+    let (rows, scales) = (rows.to_vec2::<f32>()?, scales.flatten_all()?.to_vec1::<f32>()?);
+    let mut bytes = Vec::new();
+    for ((integers, row), scale) in integers.chunks_exact(size).zip(rows).zip(scales) {
+        // An infinite or NaN value makes all of its row NaN.
+        let scale = if row.iter().all(|value| value.is_finite()) { scale } else { f32::NAN };
+        bytes.extend_from_slice(integers);
+        bytes.extend_from_slice(&scale.to_le_bytes());
+    }
+    Ok(bytes)
 }

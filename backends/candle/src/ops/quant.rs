@@ -43,7 +43,7 @@ impl Kernel for QuantPerGroup {
 }
 
 /// The integers `[M, K]` of rows that have at least one element, and their scales `[M, 1]`.
-fn quantised(x: &Tensor) -> Result<(Tensor, Tensor)> {
+pub(super) fn quantised(x: &Tensor) -> Result<(Tensor, Tensor)> {
     // scales[m] = max_k |x[m, k]| / 127, with the division of f32
     let scales = x.abs()?.max_keepdim(1)?.broadcast_div(&Tensor::new(&[127f32], CPU)?)?;
     // y[m, k] = round(x[m, k] / scales[m]), ties to even, within 127; a row whose scale is 0 is all zeros

@@ -184,6 +184,21 @@ impl<const DOTPROD: bool, const I8MM: bool> Lanes for Neon<DOTPROD, I8MM> {
     }
 
     #[inline(always)]
+    fn load_i8(self, from: &[i8; WIDTH]) -> Self::Float {
+        // SAFETY: sixteen elements, see above.
+        unsafe {
+            let bytes = vld1q_s8(from.as_ptr());
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+            [
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_high_s16(low)),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_high_s16(high)),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits {
         // SAFETY: four elements each, see above.
         unsafe { registers!(|index| vld1q_u32(from[4 * index..][..4].as_ptr())) }

@@ -168,6 +168,18 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn load_i8(self, from: &[i8; WIDTH]) -> Self::Float {
+        // SAFETY: sixteen elements, see above.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.as_ptr().cast());
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits {
         let (low, high) = from.split_at(WIDTH / 2);
         // SAFETY: eight elements each, see above.
@@ -392,6 +404,12 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     fn load_u8(self, from: &[u8; WIDTH]) -> Self::Float {
         // SAFETY: sixteen elements, see above.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; WIDTH]) -> Self::Float {
+        // SAFETY: sixteen elements, see above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }
     }
 
     #[inline(always)]

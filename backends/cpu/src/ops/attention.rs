@@ -14,11 +14,12 @@ use crate::{
     floats::{FloatFrame, FloatOutput},
     kernel::Kernel,
     lanes::InstructionSet,
+    packed::temporary::Elements,
     parallel::Worker,
 };
 use dsrun_core::{
-    Result,
-    op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
+    DType, Error, Result,
+    op::{Attention, AttentionMask, AttentionPrepare, PagedAttention, cache_head_size},
 };
 use dsrun_host::{Frame, Tensor};
 use problem::{Operand, Problem};
@@ -111,15 +112,24 @@ impl KeySource for Paged<'_> {
     }
 }
 
+/// A cache, and the size of its heads.
+fn cache<'f>(frame: &'f Frame<'_>, index: usize) -> Result<(Tensor<'f, Elements<'f>>, usize)> {
+    let dtype = frame.operand_dtype(index)?;
+    let cache = match dtype {
+        DType::I8 => frame.input::<i8>(index)?.with(Elements::Bytes),
+        _ => frame.floats(index)?.with(Elements::Floats),
+    };
+    let head_size = cache.shape.last().and_then(|row| cache_head_size(dtype, *row));
+    Ok((cache, head_size.ok_or_else(|| Error::internal("a cache has no rows"))?))
+}
+
 impl Kernel for PagedAttention {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
-        let (query, keys) = (frame.floats(0)?, frame.floats(1)?);
+        let (query, (keys, key_size)) = (frame.floats(0)?, cache(frame, 1)?);
         // Without a cache of their own, values are the first elements of their keys.
         let shared = !frame.has(2);
-        let values = frame.floats(if shared { 1 } else { 2 })?;
-        let (&[_, _, block, key_size], &[_, _, _, value_size]) = (keys.shape, values.shape) else {
-            return Ok(());
-        };
+        let (values, value_size) = cache(frame, if shared { 1 } else { 2 })?;
+        let &[_, _, block, _] = keys.shape else { return Ok(()) };
         let value_size = if shared { self.value_size as usize } else { value_size };
         let source = Paged {
             query_start: frame.input(3)?,
@@ -217,8 +227,12 @@ impl Kernel for Attention {
         let problem = Problem {
             source,
             query,
-            key: Operand { data: keys.data, stride: keys.strides[0], size: key_size },
-            value: Operand { data: values.data, stride: values.strides[0], size: value_size },
+            key: Operand { data: Elements::Floats(keys.data), stride: keys.strides[0], size: key_size },
+            value: Operand {
+                data: Elements::Floats(values.data),
+                stride: values.strides[0],
+                size: value_size,
+            },
             y: y.share(),
             log_sum_exp: None,
             kv_heads,

@@ -4,9 +4,10 @@ use crate::{
     floats::{FloatFrame, FloatRows, Floats, FloatsMut},
     kernel::Kernel,
     parallel::Worker,
+    simd,
 };
 use dsrun_core::{
-    Result,
+    DType, Result,
     op::{KvWrite, LatentWrite},
 };
 use dsrun_host::{Frame, Tensor};
@@ -15,10 +16,33 @@ impl Kernel for KvWrite {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
         let slots = frame.input::<i32>(4)?;
         for index in 0..2 {
-            write(&frame.floats(2 + index)?, &mut frame.floats_mut(index)?, 0, &slots, worker);
+            let rows = frame.floats(2 + index)?;
+            if frame.result_dtype(index)? == DType::I8 {
+                let cache = &mut frame.output::<i8>(index)?;
+                write_heads(
+                    &rows,
+                    (cache.rows, cache.shape, cache.strides),
+                    &slots,
+                    worker,
+                    |start, values| {
+                        quantise(values, &mut cache.data[start..]);
+                    },
+                );
+            } else {
+                write(&rows, &mut frame.floats_mut(index)?, 0, &slots, worker);
+            }
         }
         Ok(())
     }
+}
+
+/// Writes a row of an i8 cache: the bytes, and behind them their scale.
+fn quantise(values: &[f32], row: &mut [i8]) {
+    let (bytes, rest) = row.split_at_mut(values.len());
+    let scale = simd::quantise(values, bytes);
+    // An infinite or NaN value makes all of its row NaN, so that it is not taken for a number.
+    let scale = if values.iter().all(|value| value.is_finite()) { scale } else { f32::NAN };
+    rest.iter_mut().zip(scale.to_le_bytes()).for_each(|(to, byte)| *to = byte as i8);
 }
 
 impl Kernel for LatentWrite {
@@ -41,8 +65,21 @@ fn write(
     slots: &Tensor<'_, &[i32]>,
     worker: &mut Worker<'_>,
 ) {
-    let &[_, heads, block, _] = cache.shape else { return };
-    let (limit, size) = (cache.rows.saturating_mul(block), rows.width() / heads.max(1));
+    write_heads(rows, (cache.rows, cache.shape, cache.strides), slots, worker, |start, values| {
+        cache.data.store(start + offset, values);
+    });
+}
+
+/// Calls `write` for each head of each row that has a slot, with the place of the head in the cache and its values.
+fn write_heads(
+    rows: &Tensor<'_, Floats<'_>>,
+    (pages, shape, strides): (usize, &[usize], &[usize]),
+    slots: &Tensor<'_, &[i32]>,
+    worker: &mut Worker<'_>,
+    mut write: impl FnMut(usize, &[f32]),
+) {
+    let &[_, heads, block, _] = shape else { return };
+    let (limit, size) = (pages.saturating_mul(block), rows.width() / heads.max(1));
     if size == 0 {
         return;
     }
@@ -51,8 +88,7 @@ fn write(
         let [scratch] = worker.team.lane().split([rows.row_scratch()]);
         for (head, values) in rows.row(row, scratch).chunks_exact(size).take(heads).enumerate() {
             let places = [slot / block, head, slot % block];
-            let start: usize = places.iter().zip(cache.strides).map(|(place, stride)| place * stride).sum();
-            cache.data.store(start + offset, values);
+            write(places.iter().zip(strides).map(|(place, stride)| place * stride).sum(), values);
         }
     }
 }

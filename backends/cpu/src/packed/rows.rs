@@ -4,7 +4,7 @@
 //! depend on the rows beside it. But keys are transposed in registers, sixteen at a time, and neither keys nor values are written
 //! anywhere: with few heads that would take longer than the products.
 
-use super::temporary::{Number, Reader, Rows};
+use super::temporary::{Elements, Number, Reader, Rows, with_reader};
 use crate::{
     floats::Floats,
     lanes::{InstructionSet, Lanes, Task, WIDTH},
@@ -31,32 +31,12 @@ pub(crate) struct RowProduct<'a> {
 impl RowProduct<'_> {
     /// `out[h][k] = sum_i x[h][i] rows[k][i]`, where `k` counts from the start of the part.
     pub(crate) fn dot(self, instructions: InstructionSet) {
-        match self.rows.data {
-            Floats::F32(data) => {
-                instructions.run_floats(Dot { from: Reader { rows: self.rows, data }, of: self })
-            }
-            Floats::F16(data) => {
-                instructions.run_floats(Dot { from: Reader { rows: self.rows, data }, of: self })
-            }
-            Floats::BF16(data) => {
-                instructions.run_floats(Dot { from: Reader { rows: self.rows, data }, of: self });
-            }
-        }
+        with_reader!(self.rows, |from| instructions.run_floats(Dot { from, of: self }));
     }
 
     /// `out[h][i] += sum_k x[h][k] rows[k][i]`, where `k` counts from the start of the part.
     pub(crate) fn add_weighted(self, instructions: InstructionSet) {
-        match self.rows.data {
-            Floats::F32(data) => {
-                instructions.run_floats(Weighted { from: Reader { rows: self.rows, data }, of: self });
-            }
-            Floats::F16(data) => {
-                instructions.run_floats(Weighted { from: Reader { rows: self.rows, data }, of: self });
-            }
-            Floats::BF16(data) => {
-                instructions.run_floats(Weighted { from: Reader { rows: self.rows, data }, of: self });
-            }
-        }
+        with_reader!(self.rows, |from| instructions.run_floats(Weighted { from, of: self }));
     }
 }
 
@@ -261,7 +241,9 @@ mod tests {
         let halves: Vec<f16> = data.iter().map(|value| f16::from_f32(*value)).collect();
         let brains: Vec<bf16> = data.iter().map(|value| bf16::from_f32(*value)).collect();
         let part = count / 5..count;
-        for data in [Floats::F32(&data), Floats::F16(&halves), Floats::BF16(&brains)] {
+        let bytes: Vec<i8> = data.iter().map(|value| (value * 127.0) as i8).collect();
+        let floats = [Floats::F32(&data), Floats::F16(&halves), Floats::BF16(&brains)].map(Elements::Floats);
+        for data in floats.into_iter().chain([Elements::Bytes(&bytes)]) {
             for instructions in InstructionSet::available() {
                 let all = Rows { data, starts: &starts, ahead: &starts, size };
                 let (rows, length) = (&all, part.len());

@@ -21,6 +21,13 @@ pub(super) trait Number: Copy {
     fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float;
 }
 
+impl Number for i8 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float {
+        lanes.load_i8(from)
+    }
+}
+
 impl Number for f32 {
     #[inline(always)]
     fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float {
@@ -42,9 +49,55 @@ impl Number for bf16 {
     }
 }
 
+/// The elements of a tensor of keys or values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Elements<'a> {
+    Floats(Floats<'a>),
+    /// Signed bytes. Products take them as integers; who uses a product multiplies it by the scales of rows.
+    Bytes(&'a [i8]),
+}
+
+impl Elements<'_> {
+    /// Elements from `start` on, as many as `out` takes.
+    fn widen(&self, start: usize, out: &mut [f32]) {
+        match self {
+            Self::Floats(data) => data.widen(start, out),
+            Self::Bytes(data) => {
+                out.iter_mut().zip(&data[start..]).for_each(|(out, byte)| *out = f32::from(*byte));
+            }
+        }
+    }
+}
+
+/// Calls a function with a [`Reader`] of some rows, whatever the type of their elements.
+macro_rules! with_reader {
+    ($rows:expr, |$from:ident| $body:expr) => {{
+        let rows = $rows;
+        match rows.data {
+            Elements::Floats(Floats::F32(data)) => {
+                let $from = Reader { rows, data };
+                $body
+            }
+            Elements::Floats(Floats::F16(data)) => {
+                let $from = Reader { rows, data };
+                $body
+            }
+            Elements::Floats(Floats::BF16(data)) => {
+                let $from = Reader { rows, data };
+                $body
+            }
+            Elements::Bytes(data) => {
+                let $from = Reader { rows, data };
+                $body
+            }
+        }
+    }};
+}
+pub(super) use with_reader;
+
 /// Rows of a tensor.
 pub(crate) struct Rows<'a> {
-    pub(crate) data: Floats<'a>,
+    pub(crate) data: Elements<'a>,
     /// Where each row starts, or [`NOWHERE`].
     pub(crate) starts: &'a [usize],
     /// Where rows start that are packed next; they are prefetched.
@@ -75,17 +128,7 @@ pub(crate) fn copy_rows(instructions: InstructionSet, rows: &Rows<'_>, panels: &
 
 fn pack<const TRANSPOSE: bool>(instructions: InstructionSet, rows: &Rows<'_>, panels: &mut [f32]) {
     let panels = panels.as_chunks_mut::<WIDTH>().0;
-    match rows.data {
-        Floats::F32(data) => {
-            instructions.run_floats(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels })
-        }
-        Floats::F16(data) => {
-            instructions.run_floats(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels })
-        }
-        Floats::BF16(data) => {
-            instructions.run_floats(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels })
-        }
-    }
+    with_reader!(rows, |from| instructions.run_floats(Pack::<_, TRANSPOSE> { from, panels }));
 }
 
 struct Pack<'a, N, const TRANSPOSE: bool> {
@@ -322,8 +365,12 @@ mod tests {
         };
         let halves: Vec<f16> = data.iter().map(|value| f16::from_f32(*value)).collect();
         let brains: Vec<bf16> = data.iter().map(|value| bf16::from_f32(*value)).collect();
-        // The numbers are exact in all three types.
-        for data in [Floats::F32(&data), Floats::F16(&halves), Floats::BF16(&brains)] {
+        // Thirty-seconds, as integers.
+        let bytes: Vec<i8> = data.iter().map(|value| (value * 32.0) as i8).collect();
+        // The numbers are exact in all types.
+        let floats = [Floats::F32(&data), Floats::F16(&halves), Floats::BF16(&brains)];
+        let all = floats.map(|floats| (Elements::Floats(floats), 1.0));
+        for (data, unit) in all.into_iter().chain([(Elements::Bytes(&bytes), 1.0 / 32.0)]) {
             for instructions in InstructionSet::available() {
                 let packed = Rows { data, starts: &starts, ahead: &starts, size };
                 let x: Vec<f32> = (0..rows * size).map(|index| number(index + 5)).collect();
@@ -349,7 +396,8 @@ mod tests {
                 for row in 0..rows {
                     for key in 0..count {
                         let exact: f32 = (0..size).map(|i| x[row * size + i] * value(key, i)).sum();
-                        assert!((out[row * out_stride + key] - exact).abs() < 1e-4, "{row} {key}");
+                        let found = out[row * out_stride + key] * unit;
+                        assert!((found - exact).abs() < 1e-4, "{row} {key}");
                     }
                 }
 
@@ -378,7 +426,7 @@ mod tests {
                     for column in 0..size {
                         let exact: f32 = (1..count).map(|i| x[row * count + i] * value(i, column)).sum();
                         assert!(
-                            (out[row * out_stride + column] - 1.0 - exact).abs() < 1e-4,
+                            ((out[row * out_stride + column] - 1.0) * unit - exact).abs() < 1e-4,
                             "{row} {column}"
                         );
                     }

@@ -4,7 +4,7 @@ mod signals;
 
 use crate::{
     arguments::{
-        DeviceArguments, DevicesArguments, Dtype, EngineArguments, ModelArguments, Serve,
+        CacheDtype, DeviceArguments, DevicesArguments, Dtype, EngineArguments, ModelArguments, Serve,
         SpeculationArguments, Weights, mesh, policy, shard_policy,
     },
     commands::print,
@@ -130,7 +130,7 @@ fn load(settings: &ServeSettings, model: String, terminal: Terminal) -> Result<(
     let template = settings.chat_template.as_deref().map(|path| read_template(path, &model)).transpose()?;
     let engine = EngineArguments {
         dtype,
-        kv_dtype: settings.kv_dtype.unwrap_or(Dtype::Keep),
+        kv_dtype: settings.kv_dtype.unwrap_or(CacheDtype::Keep),
         exact: settings.exact.unwrap_or(false),
         context: settings.context,
         step_tokens: None,

@@ -1,7 +1,7 @@
 //! The settings of a server: flags, and a file with the same keys.
 
 use super::access_log::AccessLog;
-use crate::arguments::{Dtype, LauncherName, MemorySize, Weights};
+use crate::arguments::{CacheDtype, Dtype, LauncherName, MemorySize, Weights};
 use anyhow::{Context, Result, bail};
 use clap::{
     Args,
@@ -108,9 +108,9 @@ pub(crate) struct ServeSettings {
     #[arg(help_heading = ENGINE, long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
     /// Element type of the KV cache. `keep`, the default, uses the type of the activations, or f16 if that is f32, unless --exact or
-    /// --dtype is given.
-    #[arg(help_heading = ENGINE, long, alias = "kv-cache-dtype", value_enum, hide_possible_values = true, value_name = "keep|f32|bf16|f16")]
-    pub(crate) kv_dtype: Option<Dtype>,
+    /// --dtype is given. `int8`, on the CPU, holds about twice the tokens of f16, with a scale for each head and token.
+    #[arg(help_heading = ENGINE, long, alias = "kv-cache-dtype", value_enum, hide_possible_values = true, value_name = "keep|f32|bf16|f16|int8")]
+    pub(crate) kv_dtype: Option<CacheDtype>,
     /// Round numbers only as the types of weights and activations say. Otherwise CPUs round the inputs of layers with quantised
     /// weights to 8 bits, in groups of 32, and keep the KV cache of f32 activations in f16: faster, and hardly less precise.
     #[arg(help_heading = ENGINE, long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]

@@ -7,6 +7,7 @@ use super::{
 use crate::{
     floats::{Floats, FloatsMut, SharedFloats},
     lanes::{InstructionSet, WIDTH},
+    packed::temporary::Elements,
     parallel::{Lane, Team},
 };
 use dsrun_core::op::AttentionMask;
@@ -21,7 +22,7 @@ const ITEMS_OF_A_THREAD: usize = 4;
 
 /// Keys or values.
 pub(super) struct Operand<'a> {
-    pub(super) data: Floats<'a>,
+    pub(super) data: Elements<'a>,
     /// From one key to the next, in elements.
     pub(super) stride: usize,
     /// Elements of a head.

@@ -2,7 +2,7 @@
 
 use super::{
     KeySource, Sequence, Tile,
-    problem::{Partial, Problem},
+    problem::{Operand, Partial, Problem},
     softmax::State,
 };
 use crate::{
@@ -10,11 +10,13 @@ use crate::{
     packed::{
         rows::{FEW_HEADS, RowProduct},
         temporary::{
-            NOWHERE, PanelProduct, Rows, copied_floats, copy_rows, transpose_rows, transposed_floats,
+            Elements, NOWHERE, PanelProduct, Rows, copied_floats, copy_rows, transpose_rows,
+            transposed_floats,
         },
     },
     parallel::Lane,
 };
+use dsrun_core::op::CACHE_SCALE_BYTES;
 use std::ops::Range;
 
 /// The maximum number of keys of a run: their panels, and the scores of a tile, fit the L1 and L2 caches.
@@ -42,12 +44,42 @@ struct Run<'a> {
     ahead: &'a Places,
 }
 
-/// The keys and values of a run.
+/// The keys and values of a run, those of an i8 cache as integers without their scales.
 enum Source<'a> {
     /// As they are in memory.
     Rows { keys: Rows<'a>, values: Rows<'a> },
     /// In panels.
     Panels { keys: &'a [f32], values: &'a [f32] },
+}
+
+/// The scales of the keys of a run and of their values, if the cache is of i8.
+///
+/// They are factors of scores and weights rather than of elements, of which there are many more.
+struct Scales {
+    keys: [f32; RUN],
+    values: [f32; RUN],
+}
+
+impl Scales {
+    fn read(keys: &Operand<'_>, values: &Operand<'_>, places: &Places) -> Option<Self> {
+        Some(Self { keys: scales_of(keys, &places.keys)?, values: scales_of(values, &places.values)? })
+    }
+}
+
+/// The scales at the ends of rows of an i8 cache.
+fn scales_of(operand: &Operand<'_>, starts: &[usize; RUN]) -> Option<[f32; RUN]> {
+    let Elements::Bytes(data) = operand.data else { return None };
+    let scale = |start: usize| {
+        let bytes = data.get(start.checked_add(operand.size)?..)?.first_chunk::<CACHE_SCALE_BYTES>()?;
+        Some(f32::from_le_bytes(bytes.map(|byte| byte as u8)))
+    };
+    // Keys without a page have no scale, and are attended to by no query.
+    Some(starts.map(|start| scale(start).unwrap_or(0.0)))
+}
+
+/// Multiplies scores or weights by the scales of their keys.
+fn multiply(numbers: &mut [f32], scales: &[f32]) {
+    numbers.iter_mut().zip(scales).for_each(|(number, scale)| *number *= scale);
 }
 
 /// Rows of a tile, and keys of a run that all of them see.
@@ -149,6 +181,7 @@ impl<S: KeySource> Problem<'_, S> {
             Source::Panels { keys: key_panels, values: value_panels }
         };
 
+        let scales = Scales::read(&self.key, &self.value, places);
         let range = |row: usize| {
             let range = self.visible(sequence.position(tile, row), sequence.keys);
             range.start.max(run.start)..range.end.min(run.end)
@@ -168,7 +201,7 @@ impl<S: KeySource> Problem<'_, S> {
             let mut part = |start: usize, end: usize| {
                 let part = Part { rows: row..row + rows, keys: start - run.start..end - run.start, count };
                 let ahead = sequence.position(tile, row) - start as i64;
-                self.absorb(kv_head, &part, ahead, queries, &source, scratch.scores, out);
+                self.absorb(kv_head, &part, ahead, queries, (&source, scales.as_ref()), scratch.scores, out);
             };
             if all_there && self.bits.is_none() {
                 if !seen.is_empty() {
@@ -189,7 +222,7 @@ impl<S: KeySource> Problem<'_, S> {
         part: &Part,
         ahead: i64,
         queries: &[f32],
-        source: &Source<'_>,
+        (source, scales): (&Source<'_>, Option<&Scales>),
         scores: &mut [f32],
         out: &mut Partial<'_>,
     ) {
@@ -232,11 +265,17 @@ impl<S: KeySource> Problem<'_, S> {
         };
         for (index, head) in heads.clone().enumerate() {
             let scores = &mut scores[index * RUN + first..][..part.keys.len()];
+            if let Some(scales) = scales {
+                multiply(scores, &scales.keys[part.keys.clone()]);
+            }
             let slope = self.alibi.map(|slopes| slopes[kv_head * group + head % group]);
             self.scores.adjust(slope, ahead + (index / group) as i64, scores);
             let mut state = State::load(out.states, head);
             state.absorb(scores, &mut out.sums[head * sum_size..][..sum_size]);
             state.store(out.states, head);
+            if let Some(scales) = scales {
+                multiply(scores, &scales.values[part.keys.clone()]);
+            }
         }
         let (weights, count) = (&scores[first..], heads.len());
         let sums = &mut out.sums[heads.start * sum_size..heads.end * sum_size];
