@@ -2,6 +2,7 @@
 
 use crate::{
     change::{change_result, copied, flip, operand, result, round, write_behind},
+    faulty_caches::{cache_quantised_down, cache_scale_ignored, cache_scale_of_next_row},
     faulty_calls::{
         argmax_last, bf16_sums, disturbed_by_others, eps_outside, graph_of_old_data, groups_swapped,
         has_long_rows, mask_missing, region_flushes_weights, shared_scratch, slot_count, slot_unchecked,
@@ -387,6 +388,9 @@ static FAULTS: &[Fault] = &[
         }
         _ => false,
     }),
+    run("cache_quantised_down", cache_quantised_down),
+    run("cache_scale_ignored", cache_scale_ignored),
+    run("cache_scale_of_next_row", cache_scale_of_next_row),
     run("rest_not_scored", rest_not_scored),
     run("rest_dropped", |run, stream| {
         let Some(Some(OperandDesc::Weight(weight))) = run.call.operands.get(1) else {

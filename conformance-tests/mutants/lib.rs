@@ -7,6 +7,7 @@
 mod change;
 mod families;
 mod faults;
+mod faulty_caches;
 mod faulty_calls;
 mod faulty_experts;
 mod faulty_groups;

@@ -37,6 +37,21 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "quant_per_token/f32/random_uniform_0",
     ),
     mutant(
+        "cache_quantised_down",
+        "keys are cut off to bytes of an i8 cache instead of rounded",
+        "kv_write/i8/decode",
+    ),
+    mutant(
+        "cache_scale_ignored",
+        "attention takes the scales of keys in an i8 cache for 1",
+        "paged_attention/i8/group_of_three",
+    ),
+    mutant(
+        "cache_scale_of_next_row",
+        "attention multiplies values of an i8 cache by the scale of the row behind",
+        "paged_attention/i8/group_of_three",
+    ),
+    mutant(
         "scale_of_row_0",
         "every row of a quantised product has the first row's scale",
         "linear_w8a8/f32/prime",

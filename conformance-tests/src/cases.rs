@@ -39,7 +39,7 @@ pub(crate) use wanted::{ids, only};
 pub struct Table {
     /// The op, or the well-known region.
     pub op: &'static str,
-    /// The element types of its cases: the type of the activations, and i32 for ops on integers.
+    /// The element types of its cases: the type of the activations, that of the cache for ops with one, and i32 for ops on integers.
     pub dtypes: &'static [DType],
     /// Makes the cases of an element type.
     pub cases: fn(DType) -> Vec<Case>,
@@ -58,6 +58,7 @@ impl Table {
 }
 
 const FLOATS: &[DType] = &[DType::F32, DType::F16, DType::BF16];
+const CACHES: &[DType] = &[DType::F32, DType::F16, DType::BF16, DType::I8];
 const ALL: &[DType] = &DType::ALL;
 const INTEGERS: &[DType] = &[DType::I32];
 const F32: &[DType] = &[DType::F32];
@@ -80,11 +81,11 @@ pub const TABLES: &[Table] = &[
     table("activation", FLOATS, activation::activation, activation::drawn_activation),
     table("gated_activation", FLOATS, activation::gated_activation, activation::drawn_gated_activation),
     table("rope", FLOATS, rope::rope, rope::drawn_rope),
-    table("kv_write", FLOATS, cache::kv_write, cache::drawn_kv_write),
-    table("page_gather", FLOATS, cache::page_gather, cache::drawn_page_gather),
-    table("page_scatter", FLOATS, cache::page_scatter, cache::drawn_page_scatter),
+    table("kv_write", CACHES, cache::kv_write, cache::drawn_kv_write),
+    table("page_gather", CACHES, cache::page_gather, cache::drawn_page_gather),
+    table("page_scatter", CACHES, cache::page_scatter, cache::drawn_page_scatter),
     table("attention_prepare", INTEGERS, attention::prepare, attention::drawn_prepare),
-    table("paged_attention", FLOATS, attention::paged, attention::drawn_paged),
+    table("paged_attention", CACHES, attention::paged, attention::drawn_paged),
     table("attention", FLOATS, attention::unpaged, attention::drawn_unpaged),
     table("add", FLOATS, elementwise::add, elementwise::drawn_add),
     table("cast", FLOATS, elementwise::cast, elementwise::drawn_cast),

@@ -3,6 +3,7 @@
 use dsrun_core::{
     DType, Result,
     device::{Backend, Device, DeviceOptions},
+    kernels::cache_support,
     op::Profile,
 };
 use dsrun_plugin_sdk::{PluginBackend, raw::dsr_plugin_api};
@@ -88,6 +89,11 @@ impl Subject {
     /// Whether the device claims a profile.
     pub fn claims(&self, profile: Profile) -> bool {
         self.device.properties().profiles.contains(&profile)
+    }
+
+    /// Whether the device says that it runs `kv_write` with an i8 cache. Then all ops of such caches are required.
+    pub fn takes_i8_caches(&self) -> bool {
+        cache_support(self.device.kernels(), DType::I8).is_ok_and(|support| support.native)
     }
 
     /// Whether the device lists an element type. All devices support integers.

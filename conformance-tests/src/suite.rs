@@ -11,7 +11,7 @@ use crate::{
 };
 use dsrun_core::{
     DType, TensorType, WeightFormat,
-    op::{Op, OperandType, Profile},
+    op::{Op, OperandKind, OperandType, Profile},
 };
 use std::{
     any::Any,
@@ -195,7 +195,8 @@ impl Item {
     }
 
     /// Whether these profiles require the item of a backend: whether its op belongs to one of them, and the device lists its
-    /// element types. Regions are optional, their bodies are not. Quantised weights are required by `llm-quant-1` and `llm-quant-2`.
+    /// element types. Regions are optional, their bodies are not. Quantised weights are required by `llm-quant-1` and `llm-quant-2`, and
+    /// i8 caches of a device that says it runs `kv_write` with one.
     pub fn is_required(&self, subject: &Subject, profiles: &[Profile]) -> bool {
         let (case, op_profile): (&Case, fn(&Op) -> Option<Profile>) = match &self.work {
             Work::Check(check) => return check.profile.is_some_and(|profile| profiles.contains(&profile)),
@@ -278,6 +279,14 @@ fn takes(subject: &Subject, profiles: &[Profile], call: &CallCase) -> bool {
             _ => [Profile::LlmQuant1, Profile::LlmQuant2].iter().any(|profile| profiles.contains(profile)),
         },
     };
+    let caches = call.op.signature().map_or(&[][..], |signature| signature.operands);
+    let has_i8_cache = caches.iter().zip(&types).any(|(spec, operand)| {
+        let is_i8 = matches!(operand, Some(OperandType::Tensor(tensor)) if tensor.dtype == DType::I8);
+        spec.kind == OperandKind::Cache && is_i8
+    });
+    if has_i8_cache && !subject.takes_i8_caches() {
+        return false;
+    }
     // If results cannot be inferred the case is wrong, which running it reports.
     let results = call.op.infer(&types).unwrap_or_default();
     types.iter().flatten().all(taken) && results.iter().all(|result| subject.takes(result.dtype))

@@ -62,6 +62,9 @@ fn main() -> ExitCode {
 /// The ops that read weights.
 const WEIGHTED: &[&str] = &["embed", "linear", "linear_w8a8", "grouped_linear", "head_linear"];
 
+/// The backends that have kernels for i8 caches.
+const QUANTISING: &[&str] = &["cpu", "candle"];
+
 /// The ops whose many rows are multiplied by matrices.
 const MULTIPLYING: &[&str] = &["linear", "norm_linear", "linear_add", "mlp_input", "attention_input"];
 
@@ -90,19 +93,28 @@ impl Run {
 
     fn trial(&self, group: Group) -> Trial {
         let (backend, missing, slow) = (self.backend.clone(), self.missing.clone(), self.slow);
+        let quantises = QUANTISING.contains(&self.name);
         let title = format!("{}::{}", self.name, group.name().replace('/', "::"));
         Trial::ignorable_test(title, move || match missing {
             Some(missing) => missing.outcome(),
-            None => hold(backend, group, slow.then_some(SLICE)).map(|()| Completion::Completed),
+            None => hold(backend, group, quantises, slow.then_some(SLICE)).map(|()| Completion::Completed),
         })
     }
 }
 
-/// Runs the items of a group: all, or so many, spread evenly.
-fn hold(backend: Arc<dyn Backend>, group: Group, slice: Option<usize>) -> Result<(), Failed> {
+/// Runs the items of a group: all, or so many, spread evenly. `quantises` is whether the backend has kernels for i8 caches.
+fn hold(
+    backend: Arc<dyn Backend>,
+    group: Group,
+    quantises: bool,
+    slice: Option<usize>,
+) -> Result<(), Failed> {
     // One thread each: the tests already run side by side.
     let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
     let subject = Subject::linked(backend, 0, options)?;
+    if subject.takes_i8_caches() != quantises {
+        return Err(format!("kernels for i8 caches are expected: {quantises}").into());
+    }
     // The backends that run all their cases keep weights in blocks and quantise activations, whatever profiles they claim.
     let quantised = (slice.is_none() && subject.claims(Profile::LlmCore1)).then_some(Profile::LlmQuant1);
     let claimed = Profile::ALL.into_iter().filter(|profile| subject.claims(*profile));

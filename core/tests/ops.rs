@@ -138,7 +138,7 @@ fn operands_of_the_wrong_type_are_named() {
             let (wrong, field) = match (right, spec.kind) {
                 (OperandType::Tensor(right), kind) => {
                     let dtype = match kind {
-                        OperandKind::Float => DType::I32,
+                        OperandKind::Float | OperandKind::Cache => DType::I32,
                         OperandKind::F32 => DType::F16,
                         OperandKind::I32 => DType::U32,
                         OperandKind::U32 | OperandKind::I8 => DType::I32,

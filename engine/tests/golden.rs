@@ -4,7 +4,9 @@
 
 mod support;
 
-use dsrun_engine::{EngineOptions, Precision, SamplingOptions, Score, calibrate, passes::quantize::Policy};
+use dsrun_engine::{
+    CachePrecision, EngineOptions, Precision, SamplingOptions, Score, calibrate, passes::quantize::Policy,
+};
 use dsrun_models::tokenizer::EncodeOptions;
 use dsrun_test_support::{TestResult, test_main};
 use serde::Deserialize;
@@ -14,6 +16,7 @@ use support::{assert_greedy, device, engine, exact, greedy, real_model};
 test_main![
     f32_reproduces_logits_likelihoods_and_greedy_text,
     the_default_precision_stays_close_to_f32,
+    a_cache_of_8_bits_stays_close_to_f32,
     four_sequences_in_one_batch_match_each_alone,
     equal_seeds_repeat_and_other_seeds_differ,
     quantised_weights_predict_a_text_about_as_well,
@@ -89,6 +92,24 @@ fn the_default_precision_stays_close_to_f32() -> TestResult {
             let found = score.positions[golden.tokens.len() + index - 1].top[0].0;
             assert!(found == *token || *margin <= 1.5, "{:?}: token {index}", golden.prompt);
         }
+    }
+    Ok(())
+}
+
+fn a_cache_of_8_bits_stays_close_to_f32() -> TestResult {
+    let model = real_model()?;
+    let kv_precision = CachePrecision::Int8;
+    let mut engine = engine(&model, &EngineOptions { kv_precision, ..EngineOptions::default() });
+    for golden in golden() {
+        // Teacher forcing over prompt and reference answer.
+        let whole: Vec<u32> = golden.tokens.iter().chain(&golden.greedy).copied().collect();
+        let score = Score::of(&mut engine, &whole, 1, &|_| true).unwrap();
+        for (index, (token, margin)) in golden.greedy.iter().zip(&golden.greedy_margin).enumerate() {
+            let found = score.positions[golden.tokens.len() + index - 1].top[0].0;
+            assert!(found == *token || *margin <= 1.5, "{:?}: token {index}", golden.prompt);
+        }
+        let nll = Score::of(&mut engine, &golden.tokens, 1, &|_| true).unwrap().mean_nll.unwrap();
+        assert!((nll - golden.mean_nll).abs() < 0.05, "{:?}: {nll}, not {}", golden.prompt, golden.mean_nll);
     }
     Ok(())
 }

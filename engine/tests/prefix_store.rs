@@ -106,13 +106,14 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
 #[rstest]
 fn evicted_prompts_come_back_from_host_memory(
     #[values("llama3", "qwen2_5", "gemma3")] name: &str,
-    #[values("f32", "bf16", "int8")] format: &str,
+    #[values("f32", "bf16", "int8", "int8_cache")] format: &str,
     #[values(false, true)] late: bool,
 ) {
     let model = open(name);
     let quantize = (format == "int8").then(|| Policy::of(Scheme::W8A16));
     let precision = if format == "bf16" { Precision::Bf16 } else { Precision::F32 };
-    let options = EngineOptions { precision, quantize, ..options(in_host(1 << 20)) };
+    let kv_precision = if format == "int8_cache" { CachePrecision::Int8 } else { CachePrecision::Keep };
+    let options = EngineOptions { precision, kv_precision, quantize, ..options(in_host(1 << 20)) };
     let expected = expected(&model, &options);
     let device = if late { LateDevice::open() } else { device() };
     let mut engine = start(&model, device, &options);
@@ -274,6 +275,7 @@ fn pages_of_another_model_or_format_are_not_used() {
     for other in [
         EngineOptions { precision: Precision::Bf16, ..first.clone() },
         EngineOptions { kv_precision: CachePrecision::Bf16, ..first.clone() },
+        EngineOptions { kv_precision: CachePrecision::Int8, ..first.clone() },
         EngineOptions { block_size: 8, ..first.clone() },
         EngineOptions { quantize: Some(Policy::of(Scheme::W8A16)), ..first.clone() },
     ] {

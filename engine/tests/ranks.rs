@@ -6,7 +6,7 @@ mod support;
 
 use dsrun_core::device::{Backend, Device, DeviceOptions};
 use dsrun_engine::{
-    Engine, EngineOptions, EnginePlan, Precision, Request, SamplingOptions,
+    CachePrecision, Engine, EngineOptions, EnginePlan, Precision, Request, SamplingOptions,
     passes::{
         quantize::Policy,
         shard::{MeshCosts, ShardPolicy},
@@ -32,6 +32,7 @@ test_main![
     quantised_files_have_the_text_of_one_device,
     every_family_has_the_text_of_one_device,
     weights_that_are_quantised_have_the_text_of_one_device,
+    a_cache_of_8_bits_is_split_between_heads,
     likely_tokens_and_shared_prefixes_are_those_of_one_device,
     equal_seeds_draw_the_tokens_of_one_device,
     requests_come_and_go,
@@ -42,6 +43,9 @@ test_main![
 
 /// Tolerance of the logits, as for one device: f32 sums differ by their order.
 const TOLERANCE: f32 = 1e-4;
+
+/// The same with a cache of 8 bits.
+const CACHE_TOLERANCE: f32 = 0.02;
 
 fn devices(ranks: usize) -> Vec<Arc<dyn Device>> {
     let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
@@ -111,6 +115,27 @@ fn weights_that_are_quantised_have_the_text_of_one_device() -> TestResult {
     for scheme in ["w8a16", "w4a16"] {
         let quantize = Some(Policy::of(scheme.parse().unwrap()));
         compare("llama3", &EngineOptions { quantize, ignore_end: true, ..exact(7, 3) });
+    }
+    Ok(())
+}
+
+/// Each rank has whole rows of the cache, with their scales. Sums in another order may round a key or a value to the next integer, a
+/// 127th part of the largest of its head.
+fn a_cache_of_8_bits_is_split_between_heads() -> TestResult {
+    let model = open("llama3");
+    let kv_precision = CachePrecision::Int8;
+    let options = EngineOptions { kv_precision, ignore_end: true, ..exact(7, 3) };
+    let (mut one, mut several) = (engine(&model, &options), split(&model, 2, &options));
+    let prompts = prompts(&model);
+    let expected = greedy(&mut one, &prompts, 12);
+    for prompt in &prompts {
+        let error = difference(&logits(&mut several, prompt), &logits(&mut one, prompt));
+        assert!(error <= CACHE_TOLERANCE, "off by {error}");
+    }
+    for ((found, expected), prompt) in greedy(&mut several, &prompts, 12).iter().zip(&expected).zip(&prompts)
+    {
+        let margins = margins(&mut one, prompt, expected);
+        assert_greedy(found, expected, &margins, f64::from(2.0 * CACHE_TOLERANCE));
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::{
 };
 use dsrun_core::{
     DType,
-    op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
+    op::{Attention, AttentionMask, AttentionPrepare, CACHE_SCALE_BYTES, PagedAttention, cache_row_size},
 };
 use setups::{Setup, drawn_setup, random_setups, setups, thresholds, unpaged_thresholds};
 use special::{Place, special_setups};
@@ -109,7 +109,7 @@ impl Batch {
     }
 }
 
-/// A cache with NaN in all slots that hold no token.
+/// A cache with NaN in all slots that hold no token. The rows of an i8 cache are quantised from numbers that f16 has.
 fn cache_of(
     setup: &Setup,
     batch: &Batch,
@@ -119,6 +119,7 @@ fn cache_of(
     values: Values,
 ) -> Tensor {
     let shape = [batch.pages, setup.kv_heads, setup.block, size];
+    let drawn = if dtype == DType::I8 { DType::F16 } else { dtype };
     let mut all = vec![f64::NAN; shape.iter().product()];
     for (sequence, (_, length)) in setup.sequences.iter().enumerate() {
         for key in 0..*length {
@@ -127,13 +128,28 @@ fn cache_of(
             for head in 0..setup.kv_heads {
                 for index in 0..size {
                     let at = cache::element(shape, page, head, key % setup.block, index);
-                    all[at] = random.value(dtype, values);
+                    all[at] = random.value(drawn, values);
                 }
             }
         }
     }
     setup.special.change_cache(place, setup, batch, &mut all, size);
-    Tensor::floats(dtype, &shape, &all)
+    let cache = Tensor::floats(drawn, &shape, &all);
+    if dtype == DType::I8 { quantised(&cache) } else { cache }
+}
+
+/// An i8 cache of the elements of another. Bytes that are not defined are as far from zero as they can be, and beside scales of NaN.
+fn quantised(cache: &Tensor) -> Tensor {
+    let (mut shape, values) = (cache.shape.clone(), cache.values());
+    let size = shape[3];
+    shape[3] = cache_row_size(DType::I8, size);
+    let bits = if size == 0 {
+        vec![0; values.len() + shape[..3].iter().product::<usize>() * CACHE_SCALE_BYTES]
+    } else {
+        let rows = values.chunks_exact(size).flat_map(cache::quantised_row);
+        rows.map(|byte| u32::from(byte.unwrap_or(0x80))).collect()
+    };
+    Tensor { dtype: DType::I8, shape, bits }
 }
 
 pub(super) fn paged(dtype: DType) -> Vec<Case> {
@@ -141,6 +157,8 @@ pub(super) fn paged(dtype: DType) -> Vec<Case> {
     all.extend(random_setups(&mut Random::named(&format!("paged_attention/{dtype}"))));
     all.extend(thresholds());
     all.extend(special_setups(dtype));
+    // Values that are part of their keys are never in i8.
+    all.retain(|setup| dtype != DType::I8 || !setup.shared_values);
     let all = all.into_iter().enumerate();
     let one = |(number, setup): (usize, Setup)| {
         let id = format!("paged_attention/{dtype}/{}", setup.label);
@@ -156,7 +174,7 @@ pub(super) fn drawn_paged(dtype: DType, draw: &mut Draw) -> Case {
     let value_size = draw.pick(&[None, Some(24)]);
     let wide_query = draw.sometimes();
     let setup = drawn_setup(draw);
-    let shared_values = draw.sometimes();
+    let shared_values = dtype != DType::I8 && draw.sometimes();
     let value_size = value_size.unwrap_or(setup.value_size);
     let value_size = if shared_values { value_size.min(setup.key_size) } else { value_size };
     let setup = Setup { mask, wide_query, value_size, shared_values, ..setup };
@@ -167,15 +185,19 @@ pub(super) fn drawn_paged(dtype: DType, draw: &mut Draw) -> Case {
 fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, values: Values) -> Case {
     let batch = Batch::new(setup, &mut random);
     let (heads, group) = (setup.query_heads, setup.query_heads / setup.kv_heads);
-    let query_type = if setup.wide_query { DType::F32 } else { dtype };
+    let query_type = match dtype {
+        _ if setup.wide_query => DType::F32,
+        DType::I8 => random.pick(&[DType::F32, DType::F16, DType::BF16]),
+        _ => dtype,
+    };
     let query = special::query(&mut random, query_type, setup, &batch);
     let kinds = [special::keys(&setup.special), setup.special.values(values)];
     let keys = cache_of(setup, &batch, &mut random, dtype, (Place::Key, setup.key_size), kinds[0]);
     let cached = (!setup.shared_values)
         .then(|| cache_of(setup, &batch, &mut random, dtype, (Place::Value, setup.value_size), kinds[1]));
     let stride = if setup.shared_values { setup.key_size } else { setup.value_size };
-    let (query_values, key_values) = (query.values(), keys.values());
-    let value_values = cached.as_ref().unwrap_or(&keys).values();
+    let (query_values, key_values) = (query.values(), cache::elements(&keys));
+    let value_values = cache::elements(cached.as_ref().unwrap_or(&keys));
     let mut y = vec![Element::Untouched; batch.tokens * heads * setup.value_size];
     let mut log_sum_exp = vec![Element::Untouched; batch.tokens * heads];
     let real = setup.real_sequences.unwrap_or(setup.sequences.len());
@@ -218,7 +240,9 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
         }
     }
     let rows = setup.layout;
-    let gate = Gate { inner: Some(dtype), exponential: true };
+    // The bounds for a given i8 cache are those of an f32 cache: an element is the product of two numbers of f32, one more rounding of
+    // terms for which the gate has eight, and weights are not rounded to the type of such a cache.
+    let gate = Gate { inner: (dtype != DType::I8).then_some(dtype), exponential: true };
     let results = vec![
         Expected::new(y).gated(gate).laid(Layout { offset: 1, ..rows }, heads * setup.value_size),
         Expected::new(log_sum_exp).gated(Gate { inner: None, ..gate }).laid(rows, heads),

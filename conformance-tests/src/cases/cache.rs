@@ -4,13 +4,13 @@ use super::plane::drawn_layout;
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
     draw::Draw,
-    oracle::{Real, cache, elementwise},
+    oracle::{Real, cache, elementwise, float},
     random::{Random, Values},
     tensor::Tensor,
 };
 use dsrun_core::{
     DType,
-    op::{KvWrite, LatentWrite, PageGather, PageScatter},
+    op::{KvWrite, LatentWrite, PageGather, PageScatter, cache_row_size},
 };
 
 /// Label; pages, heads, slots per page, key size, value size; tokens, extent and gap of each case.
@@ -37,22 +37,43 @@ const WRITES: &[Write] = &[
 /// The label of the case with rows of special values.
 const SPECIAL: &str = "special_rows";
 
+/// More cases of i8 caches, whose rows are quantised.
+const QUANTISED_WRITES: &[Write] = &[
+    ("head_128", [3, 2, 16, 128, 128], 20, None, 0),
+    ("head_256", [2, 1, 16, 256, 256], 9, Some(8), 5),
+    (ZEROS, [4, 2, 8, 64, 64], 19, None, 0),
+    (SUBNORMALS, [4, 2, 8, 24, 16], 19, None, 0),
+];
+
+/// The labels of cases with rows of zeros, some of them whole, and with rows of subnormal numbers, whose scales are subnormal or 0.
+const ZEROS: &str = "zero_rows";
+const SUBNORMALS: &str = "subnormal_rows";
+
 pub(super) fn kv_write(dtype: DType) -> Vec<Case> {
-    // Keys and values of another type than the cache are rounded.
-    let rounded = (dtype != DType::F32).then_some((DType::F32, "kv_write_of_f32"));
+    let (f32, of_f32) = (DType::F32, "kv_write_of_f32");
+    // Keys and values of another type than the cache are rounded, or quantised.
+    let (types, more): (Vec<(DType, &str)>, _) = match dtype {
+        DType::I8 => {
+            let halves = [(DType::F16, "kv_write_of_f16"), (DType::BF16, "kv_write_of_bf16")];
+            ([(f32, "kv_write")].into_iter().chain(halves).collect(), QUANTISED_WRITES)
+        }
+        DType::F32 => (vec![(f32, "kv_write")], &[][..]),
+        _ => (vec![(dtype, "kv_write"), (f32, of_f32)], &[][..]),
+    };
     let of = |(from, name): (DType, &str)| {
         let one = |write: &Write| {
             let id = format!("{name}/{dtype}/{}", write.0);
             let random = Random::named(&id);
             write_case([from, dtype], id, random, *write)
         };
-        WRITES.iter().map(one).collect::<Vec<_>>()
+        WRITES.iter().chain(more).map(one).collect::<Vec<_>>()
     };
-    [(dtype, "kv_write")].into_iter().chain(rounded).flat_map(of).collect()
+    types.into_iter().flat_map(of).collect()
 }
 
 pub(super) fn drawn_kv_write(dtype: DType, draw: &mut Draw) -> Case {
-    let from = draw.pick(&[dtype, DType::F32]);
+    let halves = [DType::F32, DType::F16, DType::BF16];
+    let from = if dtype == DType::I8 { draw.pick(&halves) } else { draw.pick(&[dtype, DType::F32]) };
     let (tokens, pages) = (draw.pick(&[1, 0, 2, 7, 16, 17, 61]), draw.pick(&[1, 2, 7, 9]));
     let (heads, block) = (draw.pick(&[1, 2, 3]), draw.pick(&[1, 4, 7, 8, 16, 32]));
     let key_size = draw.pick(&[1, 5, 8, 64, 80, 128]);
@@ -71,15 +92,27 @@ fn write_case([from, dtype]: [DType; 2], id: String, mut random: Random, write: 
     // Tensors of one shape have strides of their own all the same.
     let apart = |number: usize| if gap > 0 { gap + number } else { 0 };
     for (number, size) in [key_size, value_size].into_iter().enumerate() {
-        let shape = [pages, heads, block, size];
-        let before = random.tensor(dtype, &shape, Values::Special);
+        let shape = [pages, heads, block, cache_row_size(dtype, size)];
+        let before = cache_tensor(&mut random, dtype, &shape);
         let new = new_rows(&mut random, label, [from, dtype], [tokens, heads * size]);
+        let values = new.values();
         let mut elements = vec![Element::Untouched; before.bits.len()];
         for (token, slot) in slots.iter().enumerate().take(extent.unwrap_or(tokens)) {
             let Some((page, place)) = cache::place(*slot, pages, block) else { continue };
-            for (column, bits) in new.bits[token * heads * size..][..heads * size].iter().enumerate() {
-                let at = cache::element(shape, page, column / size, place, column % size);
-                elements[at] = element(from, *bits, dtype);
+            for head in 0..heads {
+                let (first, at) =
+                    ((token * heads + head) * size, cache::element(shape, page, head, place, 0));
+                if dtype == DType::I8 {
+                    // Both divisions are those of f32, so that bytes and scales are exact.
+                    let row = cache::quantised_row(&values[first..][..size]);
+                    let row = row.into_iter();
+                    let row =
+                        row.map(|byte| byte.map_or(Element::Anything, |byte| Element::Bits(byte.into())));
+                    elements.splice(at..at + shape[3], row);
+                } else {
+                    let row = new.bits[first..][..size].iter().map(|bits| element(from, *bits, dtype));
+                    elements.splice(at..at + size, row);
+                }
             }
         }
         operands.push(Operand::laid(before, Layout::strided(apart(number), 1)));
@@ -139,9 +172,30 @@ fn latent_case([from, dtype]: [DType; 2], id: String, mut random: Random, write:
 
 /// Rows of the first type to be written to a cache of the second.
 fn new_rows(random: &mut Random, label: &str, [from, dtype]: [DType; 2], shape: [usize; 2]) -> Tensor {
-    let values = if label == SPECIAL { Values::Special } else { Values::HeavyTailed };
-    let new = random.tensor(from, &shape, values);
+    let values = match label {
+        SPECIAL => Values::Special,
+        ZEROS => Values::Zeros,
+        SUBNORMALS => Values::Subnormal,
+        _ => Values::HeavyTailed,
+    };
+    let mut new = random.tensor(from, &shape, values);
+    if label == ZEROS {
+        // Every third row has a single number.
+        let width = shape[1].max(1);
+        for row in new.bits.chunks_exact_mut(width).step_by(3) {
+            row[random.below(width)] = float::bits(from, random.normal());
+        }
+    }
     if from == dtype { new.to_be_copied() } else { new }
+}
+
+/// A cache with content of its own: floats with infinities and NaN, or any bytes.
+fn cache_tensor(random: &mut Random, dtype: DType, shape: &[usize]) -> Tensor {
+    if dtype != DType::I8 {
+        return random.tensor(dtype, shape, Values::Special);
+    }
+    let bits = (0..shape.iter().product()).map(|_| random.below(256) as u32).collect();
+    Tensor { dtype, shape: shape.to_vec(), bits }
 }
 
 /// The slots of tokens in a cache of so many pages of so many slots: every one at most once, mixed with -1 and slots out of
@@ -228,7 +282,7 @@ fn page_gather_case(
     mut random: Random,
     (label, shape, count, extent, gap): Move,
 ) -> Case {
-    let cache = random.tensor(dtype, &shape, Values::Special).to_be_copied();
+    let cache = cache_tensor(&mut random, dtype, &shape).to_be_copied();
     let mut wanted = pages(&mut random, shape[0], count);
     if label == TWICE {
         wanted.fill(2);
@@ -261,9 +315,9 @@ fn page_scatter_case(
     mut random: Random,
     (_, shape, count, extent, gap): Move,
 ) -> Case {
-    let before = random.tensor(dtype, &shape, Values::Special);
+    let before = cache_tensor(&mut random, dtype, &shape);
     let size: usize = shape[1..].iter().product();
-    let x = random.tensor(dtype, &[count, size], Values::Special).to_be_copied();
+    let x = cache_tensor(&mut random, dtype, &[count, size]).to_be_copied();
     let places = pages(&mut random, shape[0], count);
     let mut elements = vec![Element::Untouched; before.bits.len()];
     for (row, index) in places.iter().enumerate().take(extent.unwrap_or(count)) {

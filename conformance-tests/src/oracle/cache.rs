@@ -1,4 +1,35 @@
-//! Oracle of `kv_write`, `page_gather` and `page_scatter`: the destinations of copies.
+//! Oracle of `kv_write`, `page_gather` and `page_scatter`: the destinations of copies, and the rows of i8 caches.
+
+use super::quant;
+use crate::tensor::Tensor;
+use dsrun_core::{DType, op::CACHE_SCALE_BYTES};
+
+/// The bytes of a row of an i8 cache; `None` for integers that are not defined, which are those of a row with a value that is not
+/// finite.
+pub fn quantised_row(values: &[f64]) -> Vec<Option<u8>> {
+    let (scale, integers) = if values.iter().all(|value| value.is_finite()) {
+        let (scale, integers) = quant::quantise(values);
+        (scale as f32, integers.into_iter().map(|integer| Some(integer as i8 as u8)).collect())
+    } else {
+        (f32::NAN, vec![None; values.len()])
+    };
+    let scale = scale.to_le_bytes().map(Some);
+    integers.into_iter().chain(scale).collect()
+}
+
+/// The elements of a cache `[pages, heads, block, row]`, without the scales of an i8 cache.
+pub fn elements(cache: &Tensor) -> Vec<f64> {
+    let Some(row) = cache.shape.last().copied().filter(|row| cache.dtype == DType::I8 && *row > 0) else {
+        return cache.values();
+    };
+    let mut elements = Vec::new();
+    for row in cache.bits.chunks_exact(row) {
+        let Some((integers, scale)) = row.split_last_chunk::<CACHE_SCALE_BYTES>() else { continue };
+        let scale = f64::from(f32::from_le_bytes(scale.map(|byte| byte as u8)));
+        elements.extend(integers.iter().map(|byte| f64::from(*byte as u8 as i8) * scale));
+    }
+    elements
+}
 
 /// The page of a slot and its index in the page; `None` if the slot is -1 or out of range.
 pub fn place(slot: i32, pages: usize, block: usize) -> Option<(usize, usize)> {
@@ -32,6 +63,19 @@ mod tests {
         assert_eq!(place(32, 2, 16), None);
         assert_eq!(place(-1, 2, 16), None);
         assert_eq!((page(1, 2), page(2, 2), page(-1, 2)), (Some(1), None, None));
+    }
+
+    #[test]
+    fn rows_of_bytes_by_hand() {
+        // The scale is 254 / 127 = 2, or 0x4000_0000; 3 / 2 is a tie, to even.
+        let row = quantised_row(&[254.0, -3.0, 0.0]);
+        assert_eq!(row, [127, 0xFE, 0, 0, 0, 0, 0x40].map(Some));
+        let bits = row.into_iter().flatten().map(u32::from).collect();
+        let cache = Tensor { dtype: DType::I8, shape: vec![1, 1, 1, 7], bits };
+        assert_eq!(elements(&cache), [254.0, -4.0, 0.0]);
+        assert_eq!(quantised_row(&[0.0, -0.0]), [Some(0); 6]);
+        let broken = quantised_row(&[1.0, f64::INFINITY]);
+        assert_eq!(broken, [None, None, Some(0), Some(0), Some(0xC0), Some(0x7F)]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{
     DimensionKind::{Parallel, Reduced, Whole},
     IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
     attributes::choice,
-    cache::{head_size, product},
+    cache::{I8_CACHE, head_size, product},
     index_map::ABSENT,
     signature::{operand, optional, result},
 };
@@ -229,20 +229,13 @@ impl Operation for PagedAttention {
         let [tokens, _] = operands.tensor("query")?.sizes()?;
         let keys = operands.tensor("key_cache")?;
         let (key_size, value_size) = (head_size(keys)?, self.value_head(operands)?);
-        let mut space = head_space(tokens, self.kv_heads, self.group()?, key_size, value_size).to_vec();
-        if self.value_size > 0 {
-            // The elements of values are among those of keys, all of which every score needs.
+        let mut space = head_space(tokens, self.kv_heads, self.group()?, key_size, value_size);
+        let is_i8 = keys.dtype() == DType::I8;
+        if self.value_size > 0 || is_i8 {
+            // The elements of values are among those of keys, all of which every score needs; or they need the scale of their row.
             space[4].1 = Whole;
         }
-        let (mut key_axes, mut value_axes) = (PAGED_KEYS, PAGED_VALUES);
-        if let (DType::I8, Some(values)) = (keys.dtype(), operands.optional("value_cache")) {
-            // A row stays whole: all its elements need the scale at its end.
-            space[3].1 = Whole;
-            space[4].1 = Whole;
-            space.push(("key_row", Whole, keys.known(3)?.into()));
-            space.push(("value_row", Whole, values.known(3)?.into()));
-            (key_axes, value_axes) = (QUANTISED_KEYS, QUANTISED_VALUES);
-        }
+        let [key_axes, value_axes] = if is_i8 { [I8_CACHE; 2] } else { [KEY_CACHE, VALUE_CACHE] };
         let absent_or =
             |name, axes: &'static [Axis]| if operands.optional(name).is_some() { axes } else { ABSENT };
         Ok(IndexMaps::new(
@@ -265,11 +258,9 @@ impl Operation for PagedAttention {
     }
 }
 
-/// The maps of float caches and of i8 caches.
-const PAGED_KEYS: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[3])];
-const PAGED_VALUES: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[4])];
-const QUANTISED_KEYS: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[5])];
-const QUANTISED_VALUES: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[6])];
+/// The maps of float caches.
+const KEY_CACHE: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[3])];
+const VALUE_CACHE: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[4])];
 
 attributes! {
     /// Attention within ragged sequences, without a cache, as encoders use it.

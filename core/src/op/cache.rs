@@ -108,20 +108,16 @@ impl Operation for KvWrite {
         let [_, heads, _, key_size] = keys.sizes()?;
         let [_, _, _, value_size] = values.sizes()?;
         if keys.dtype() == DType::I8 {
-            // A scale needs all elements of its head.
-            const KEYS: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[4])];
-            const VALUES: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[5])];
+            // A row is made of all elements of its head.
             return Ok(IndexMaps::new(
                 [
                     ("rows", Parallel, tokens.clone()),
                     ("heads", Parallel, heads.clone()),
                     ("key", Whole, head_size(keys)?.into()),
                     ("value", Whole, head_size(values)?.into()),
-                    ("key_row", Whole, key_size.clone()),
-                    ("value_row", Whole, value_size.clone()),
                 ],
-                &[KEYS, VALUES, KEY_ROWS, VALUE_ROWS, &[Axis::Of(&[0])]],
-                &[KEYS, VALUES],
+                &[I8_CACHE, I8_CACHE, KEY_ROWS, VALUE_ROWS, &[Axis::Of(&[0])]],
+                &[I8_CACHE, I8_CACHE],
             ));
         }
         const KEYS: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[2])];
@@ -138,6 +134,10 @@ impl Operation for KvWrite {
         ))
     }
 }
+
+/// The map of an i8 cache onto an iteration space whose dimension 1 are its heads. An element needs all of its row, or at least the
+/// scale.
+pub(super) const I8_CACHE: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Gathered];
 
 /// The maps of the new keys and values of a [`KvWrite`].
 const KEY_ROWS: &[Axis] = &[Axis::Of(&[0]), Axis::Of(&[1, 2])];

@@ -56,6 +56,7 @@ pub(crate) const MISFITS: &[(&str, &str, &str, &str, &str)] = &[
     ("kv_write", "value", "f32[?t, 16]", "value", "shape[1]"),
     ("kv_write", "value", "f32[?u, 8]", "value", "shape[0]"),
     ("kv_write", "slots", "i32[?u]", "slots", "shape[0]"),
+    ("kv_write", "key_cache", "i8[$p, 2, 16, 8]", "value_cache", "dtype"),
     ("page_gather", "cache", "f16[$p, $h, 16, 8]", "cache", "shape[1]"),
     ("page_scatter", "cache", "f16[$p, 2, 16, 4]", "x", "shape[1]"),
     ("page_scatter", "cache", "f16[$p, 2, 16, $d]", "cache", "shape[3]"),

@@ -109,10 +109,21 @@ fn tiny_program_is_as_written_down() {
 #[rstest]
 #[case::no_float(ProgramOptions { activation: DType::I32, ..ProgramOptions::default() }, "dtype")]
 #[case::empty_pages(ProgramOptions { block_size: 0, ..ProgramOptions::default() }, "block_size")]
-#[case::cache_of_integers(ProgramOptions { cache: DType::I8, ..ProgramOptions::default() }, "key_cache")]
+#[case::cache_of_integers(ProgramOptions { cache: DType::I32, ..ProgramOptions::default() }, "key_cache")]
 fn impossible_options_are_refused(#[case] options: ProgramOptions, #[case] named: &str) {
     let error = Model::open(fixtures::folder("llama2")).unwrap().program(&options).unwrap_err().to_string();
     assert!(error.contains(named), "{error}");
+}
+
+#[test]
+fn rows_of_an_i8_cache_end_with_their_scales() {
+    let options = ProgramOptions { cache: DType::I8, ..ProgramOptions::default() };
+    let model = Model::open(fixtures::folder("llama2")).unwrap();
+    let (kv_heads, row) = (model.config().kv_heads, model.config().head_dim + 4);
+    let text = model.program(&options).unwrap().to_string();
+    assert!(text.contains(&format!("i8[$pages, {kv_heads}, 16, {row}]")), "{text}");
+    let error = Model::open(fixtures::folder("deepseek_v3")).unwrap().program(&options).unwrap_err();
+    assert!(error.to_string().contains("latent_write"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,99 @@
+//! A KV cache of 8 bits: near f32, and the same whatever becomes of its pages.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use dsrun_engine::{CachePrecision, Engine, EngineOptions, EnginePlan, Speculation};
+use dsrun_models::model::Model;
+use rstest::rstest;
+use std::sync::Arc;
+use support::{device, difference, engine, exact, greedy, logits, open, prompts};
+
+fn quantised(step_tokens: usize, max_requests: usize) -> EngineOptions {
+    let kv_precision = CachePrecision::Int8;
+    EngineOptions { kv_precision, ignore_end: true, ..exact(step_tokens, max_requests) }
+}
+
+/// The tokens of each prompt alone.
+fn alone(model: &Model, count: usize) -> Vec<Vec<u32>> {
+    let one = |prompt| greedy(&mut engine(model, &quantised(64, 1)), &[prompt], count).remove(0);
+    prompts(model).into_iter().map(one).collect()
+}
+
+#[rstest]
+fn its_logits_stay_near_those_of_f32(#[values("llama3", "qwen2_window", "gemma3")] name: &str) {
+    let model = open(name);
+    let config = model.config();
+    let (mut reference, mut small) = (engine(&model, &exact(64, 1)), engine(&model, &quantised(64, 1)));
+    let (of_f32, row) = (4 * config.head_dim, config.head_dim + 4);
+    assert_eq!(small.memory().kv_cache * of_f32 as u64, reference.memory().kv_cache * row as u64);
+    // Each layer rounds its keys and its values once, by half of the 127th part of the largest of a head, which is up to about ten.
+    let bound = config.layers as f32 * 2.0 * 10.0 / 254.0;
+    for prompt in prompts(&model) {
+        let error = difference(&logits(&mut small, &prompt), &logits(&mut reference, &prompt));
+        assert!(error > 0.0 && error < bound, "{name} is off by {error}, at most {bound}");
+    }
+}
+
+#[rstest]
+fn chunks_and_batches_do_not_change_answers(#[values(3, 16)] step: usize, #[values(1, 3)] requests: usize) {
+    let model = open("llama3");
+    assert_eq!(
+        greedy(&mut engine(&model, &quantised(step, requests)), &prompts(&model), 12),
+        alone(&model, 12)
+    );
+}
+
+#[rstest]
+fn swapped_pages_come_back(#[values(0, 32)] swap_tokens: usize, #[values(false, true)] prefix_cache: bool) {
+    let model = open("llama3");
+    // Room for about two of three answers.
+    let options = EngineOptions {
+        context: Some(32),
+        kv_tokens: Some(36),
+        swap_tokens,
+        prefix_cache,
+        ..quantised(8, 3)
+    };
+    let mut engine = engine(&model, &options);
+    assert_eq!(greedy(&mut engine, &prompts(&model), 16), alone(&model, 16));
+    let statistics = engine.statistics();
+    assert!(statistics.preemptions > 0, "{statistics:?}");
+}
+
+#[test]
+fn a_prefix_is_reused() {
+    let model = open("llama3");
+    let mut engine = engine(&model, &quantised(16, 1));
+    let expected = alone(&model, 12);
+    for _ in 0..2 {
+        assert_eq!(greedy(&mut engine, &prompts(&model), 12), expected);
+    }
+    assert!(engine.statistics().prefix_hit_tokens > 0, "{:?}", engine.statistics());
+}
+
+#[rstest]
+#[case::ngram(Speculation::Ngram { tokens: 4 })]
+#[case::draft(Speculation::Draft { tokens: 3 })]
+fn speculation_does_not_change_answers(#[case] speculation: Speculation) {
+    let model = open("llama3");
+    let options = EngineOptions { speculation: Some(speculation), ..quantised(32, 3) };
+    let draft = matches!(speculation, Speculation::Draft { .. }).then(|| Arc::new(open("llama3")));
+    let device = device();
+    let mut engine: Engine = match draft {
+        None => engine(&model, &options),
+        Some(draft) => {
+            let plan = EnginePlan::with_draft(&model, &draft, &*device, &options).unwrap();
+            plan.load(&model, device, &mut |_, _| {}).unwrap()
+        }
+    };
+    assert_eq!(greedy(&mut engine, &prompts(&model), 16), alone(&model, 16));
+}
+
+#[test]
+fn latent_attention_refuses_it() {
+    let error = EnginePlan::new(&open("deepseek_v3"), &*device(), &quantised(16, 1)).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains("kv-dtype is int8") && message.contains("latent attention"), "{message}");
+}
