@@ -66,13 +66,12 @@ impl CallDesc {
     /// Refuses KV caches of i8, for backends that have no kernels for them.
     ///
     /// # Errors
-    /// Names the backend, the cache and what to use instead.
+    /// Names the backend, the op and the cache.
     pub fn refuse_i8_caches(&self, backend: &str) -> Result<()> {
         let is_i8 = |index: usize| self.tensor(index).is_some_and(|tensor| tensor.dtype == DType::I8);
         let Some(index) = caches(&self.op).into_iter().find(|index| is_i8(*index)) else { return Ok(()) };
-        let message =
-            format!("is i8, and {backend} has no kernels for i8 KV caches: use a cache of f16, bf16 or f32");
-        Err(Error::unsupported(message).at(&self.operand_name(index)).field("dtype"))
+        let message = format!("is i8, and {backend} has no kernels for i8 KV caches");
+        Err(Error::unsupported(message).in_op(self.op.name()).at(&self.operand_name(index)).field("dtype"))
     }
 
     /// The tensor operand at `index`, if there is one.

@@ -208,7 +208,7 @@ fn check_cache(model: &Model, device: &DeviceNumbers, options: &EngineOptions) -
     }
     let refused = |rule: String| Err(EngineError::option("kv-dtype", "int8", rule));
     if let Some(reason) = &device.no_i8_cache {
-        return refused(format!("must be keep, f32, bf16 or f16 on this device: {reason}"));
+        return refused(format!("must be keep, f32, bf16 or f16 on this device, which says: {reason}"));
     }
     if model.config().latent.is_some() {
         return refused("must be keep, f32, bf16 or f16 for models with latent attention (MLA)".into());

@@ -1225,35 +1225,39 @@ typedef struct dsr_rope_attributes {
     float scale;
 } dsr_rope_attributes;
 
-// kv_write(key_cache: float, value_cache: float, key: float, value: float, slots: i32) -> key_cache
-//     = key_cache, value_cache = value_cache
+// kv_write(key_cache: float or i8, value_cache: float or i8, key: float, value: float, slots: i32)
+//     -> key_cache = key_cache, value_cache = value_cache
 //
 // Writes the keys and values of this step's tokens into their slots.
 //
-//   key_cache: float [P, heads, B, D]; updated
-//   value_cache: as key_cache, [P, heads, B, D']; updated
+//   key_cache: float [P, heads, B, D], or i8 [P, heads, B, D + 4]; updated
+//   value_cache: as key_cache, with D'; updated
 //   key: float [T, heads * D]
 //   value: float [T, heads * D']
 //   slots: i32 [T]; the slot of row t; -1 skips; no slot twice
 //   -> key_cache, value_cache: the operands, updated
 //
-// Elements are rounded once if the cache has another element type. Slots outside the cache are treated as -1.
+// In a float cache, elements are rounded once if it has another element type. In an i8 cache, the D elements of each head and
+// token are quantised as a row of quant_per_token, and the bytes and the scale are stored as a row
+// (cache_row_size): scale = max_i |x[i]| / 127, q[i] = round(x[i] / scale), and a row whose scale is 0 is all zeros.
+// If a value is infinite or NaN, the scale is NaN and the bytes are unspecified, so that all of the row reads as NaN; other
+// rows are not affected. Slots outside the cache are treated as -1.
 
-// page_gather(cache: float, pages: i32) -> y
+// page_gather(cache: float or i8, pages: i32) -> y
 //
 // Gathers pages into rows: y[i] = cache[pages[i]], flattened.
 //
-//   cache: float [P, heads, B, D]
+//   cache: float or i8 [P, heads, B, D]; D is the size of a row, scale included
 //   pages: i32 [N]; -1 skips: the row is not written
 //   -> y: as cache, [N, heads * B * D]
 //
 // Exact. Pages outside the cache are treated as -1.
 
-// page_scatter(cache: float, x: float, pages: i32) -> cache = cache
+// page_scatter(cache: float or i8, x: float or i8, pages: i32) -> cache = cache
 //
 // Scatters rows into pages, the inverse of page_gather: cache[pages[i]] = x[i].
 //
-//   cache: float [P, heads, B, D]; updated
+//   cache: float or i8 [P, heads, B, D]; updated; D is the size of a row, scale included
 //   x: as cache, [N, heads * B * D]
 //   pages: i32 [N]; -1 skips; no page twice
 //   -> cache: the operand, updated
@@ -1274,9 +1278,9 @@ typedef struct dsr_attention_prepare_attributes {
     uint32_t words;
 } dsr_attention_prepare_attributes;
 
-// paged_attention(query: float, key_cache: float, value_cache?: float, query_start: i32,
-//     query_length: i32, kv_length: i32, block_table: i32, work: i32, alibi?: f32, sinks?: f32,
-//     mask_bits?: u32) -> y, log_sum_exp
+// paged_attention(query: float, key_cache: float or i8, value_cache?: float or i8, query_start:
+//     i32, query_length: i32, kv_length: i32, block_table: i32, work: i32, alibi?: f32, sinks?:
+//     f32, mask_bits?: u32) -> y, log_sum_exp
 //
 // Attention of this step's queries over the paged KV cache, for any mix of prefill chunks and decode tokens.
 //
@@ -1286,8 +1290,8 @@ typedef struct dsr_attention_prepare_attributes {
 // i % B of page block_table[s, i / B].
 //
 //   query: float [T, query_heads * D]; a row of no sequence is skipped: its result is not written
-//   key_cache: float [P, kv_heads, B, D]; this step's keys are already in it
-//   value_cache: as key_cache, [P, kv_heads, B, D']; absent if value_size is not 0
+//   key_cache: float [P, kv_heads, B, D], or i8 [P, kv_heads, B, D + 4]; this step's keys are already in it
+//   value_cache: as key_cache, with D'; absent if value_size is not 0
 //   query_start, query_length, kv_length: i32 [S]
 //   block_table: i32 [S, N]; -1 after the last page, and for a page that is not there: its keys are attended to by none
 //   work: i32 [words]; the result of attention_prepare
@@ -1300,12 +1304,15 @@ typedef struct dsr_attention_prepare_attributes {
 // With value_size = n > 0 there is one cache: the value of a key is its first n elements, and D' = n. Only llm-mla-1
 // requires that.
 //
+// Rows of an i8 cache end with a scale (cache_row_size): the elements of k_i and v_i are q * s, in f32 or
+// better. Such caches have values of their own (value_size = 0), and no profile requires them.
+//
 // With window = w > 0 a query attends to no key at i <= p - w; pages that the windows of all queries have left may be -1.
 // For a query that attends to no key y is zero, and log_sum_exp is its sink or minus infinity. What keys hold that a query
 // does not attend to reaches no result of it, NaN and infinity included; nor does what values of f32 hold. NaN and infinity in
-// values of 16 bits may reach all queries of their sequence: kernels multiply tiles of them by weights of 0. Results are
+// values of 16 bits or of i8 may reach all queries of their sequence: kernels multiply tiles of them by weights of 0. Results are
 // undefined if a score is plus infinity, or if all are minus infinity. Scores and sums are computed in f32 or better; softmax
-// weights may be rounded to the element type of the cache before they multiply values (one inner rounding); the result is
+// weights may be rounded to the element type of a float cache before they multiply values (one inner rounding); the result is
 // rounded once.
 typedef struct dsr_paged_attention_attributes {
     // The number of heads of query, a multiple of kv_heads.
