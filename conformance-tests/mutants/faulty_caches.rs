@@ -5,7 +5,7 @@ use crate::{
     tensor::Copied,
     wrap::Run,
 };
-use dsrun_core::{DType, Result, device::Stream, op::CACHE_SCALE_BYTES};
+use dsrun_core::{DType, Result, cache_row::CACHE_SCALE_BYTES, device::Stream};
 
 /// The first index of the scale of each row of an i8 cache; none for other caches.
 fn scales(cache: &Copied) -> Vec<usize> {

@@ -11,6 +11,8 @@ mod change;
 mod families;
 #[path = "../mutants/faults.rs"]
 mod faults;
+#[path = "../mutants/faulty_caches.rs"]
+mod faulty_caches;
 #[path = "../mutants/faulty_calls.rs"]
 mod faulty_calls;
 #[path = "../mutants/faulty_experts.rs"]

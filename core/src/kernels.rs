@@ -11,10 +11,11 @@
 
 use crate::{
     DType, Error, Result, WeightReader, WeightType,
+    cache_row::cache_row_size,
     checked::{ValidArguments, ValidCall},
     collective::Comm,
     device::{BufferSlice, Stream},
-    op::{KvWrite, Op, OperandKind, OperandType, cache_row_size},
+    op::{KvWrite, Op, OperandKind, OperandType},
     tensor::TensorDesc,
 };
 use std::{any::Any, fmt::Debug, sync::Arc};

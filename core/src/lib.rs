@@ -8,6 +8,7 @@
 //! | [`op`] | the ops: attributes, formulas, shape inference, iteration spaces |
 //! | [`program`] | programs of ops; their text form |
 //! | [`region`] | fused ops: small programs that a backend may run as one kernel |
+//! | [`cache_row`] | how KV caches store the elements of a head |
 //! | [`placement`] | how a value is distributed over a device mesh |
 //! | [`device`] | backends, devices, memory, streams |
 //! | [`kernels`] | planning and running ops |
@@ -16,6 +17,7 @@
 //! | [`collective`] | groups of ranks; collectives over host memory |
 //! | [`registry`] | the backends of this process |
 
+pub mod cache_row;
 pub mod checked;
 pub mod collective;
 pub mod device;

@@ -41,7 +41,7 @@ pub use activation::{Activation, GateLayout, GatedActivation, Nonlinearity};
 pub use attention::{Attention, AttentionMask, AttentionPrepare, PagedAttention};
 use attributes::attributes;
 pub use attributes::{Attribute, AttributeInC, AttributeSpec, AttributeValue, Attributes, ChoiceInC};
-pub use cache::{CACHE_SCALE_BYTES, KvWrite, PageGather, PageScatter, cache_head_size, cache_row_size};
+pub use cache::{KvWrite, PageGather, PageScatter};
 pub use collective::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, MeshAxis, Receive, ReduceScatter, Reduction, Send,
 };

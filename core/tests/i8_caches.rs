@@ -4,11 +4,9 @@
 
 use dsrun_core::{
     Code, DType, TensorDesc,
+    cache_row::{cache_head_size, cache_row_size},
     kernels::{CallDesc, OperandDesc},
-    op::{
-        AttentionMask, KvWrite, LatentWrite, Linear, Op, PageGather, PagedAttention, cache_head_size,
-        cache_row_size,
-    },
+    op::{AttentionMask, KvWrite, LatentWrite, Linear, Op, PageGather, PagedAttention},
     program::{Call, ValueId},
     region::Region,
 };

@@ -70,10 +70,11 @@ mod heads;
 
 use dsrun_core::{
     DType, Error, Result, Size, TensorType,
+    cache_row::cache_row_size,
     op::{
         Activation, Add, Attention, AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows,
         KvWrite, LatentWrite, Linear, LogitProcess, Nonlinearity, PagedAttention, PrepareStep,
-        SAMPLING_COLUMNS, Sample, cache_row_size,
+        SAMPLING_COLUMNS, Sample,
     },
     program::{Program, ProgramBuilder, SegmentKind, ValueId},
 };

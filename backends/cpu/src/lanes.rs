@@ -63,6 +63,10 @@ pub(crate) trait Lanes: Copy {
     fn load_bf16(self, from: &[u16; WIDTH]) -> Self::Float;
     fn load_u8(self, from: &[u8; WIDTH]) -> Self::Float;
     fn load_i8(self, from: &[i8; WIDTH]) -> Self::Float;
+    /// Words of four bytes: vector `c` has word `c` of each of sixteen rows.
+    fn transpose_words(self, rows: [&[i8; WIDTH]; WIDTH]) -> [Self::Bits; 4];
+    /// Byte `3 - SHIFT / 8` of each word, which is signed, as a number.
+    fn signed_byte<const SHIFT: u32>(self, words: Self::Bits) -> Self::Float;
     fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits;
     fn store_bits(self, bits: Self::Bits, to: &mut [u32; WIDTH]);
     fn store(self, value: Self::Float, to: &mut [f32; WIDTH]);
@@ -280,6 +284,22 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn transpose_words(self, rows: [&[i8; WIDTH]; WIDTH]) -> [[u32; WIDTH]; 4] {
+        let mut out = [[0; WIDTH]; 4];
+        for (lane, row) in rows.into_iter().enumerate() {
+            for (word, bytes) in row.as_chunks::<4>().0.iter().enumerate() {
+                out[word][lane] = u32::from_le_bytes(bytes.map(|byte| byte as u8));
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn signed_byte<const SHIFT: u32>(self, words: [u32; WIDTH]) -> [f32; WIDTH] {
+        words.map(|word| ((word << SHIFT) as i32 >> 24) as f32)
+    }
+
+    #[inline(always)]
     fn load_bits(self, from: &[u32; WIDTH]) -> [u32; WIDTH] {
         *from
     }
@@ -423,6 +443,39 @@ mod tests {
             for (i, vector) in found.iter().enumerate() {
                 for (j, value) in vector.iter().enumerate() {
                     assert_eq!(*value, numbers[j][i], "{instructions:?}, lane {j} of vector {i}");
+                }
+            }
+        }
+    }
+
+    struct TransposeBytes([[i8; WIDTH]; WIDTH]);
+
+    impl Task for TransposeBytes {
+        type Output = [[f32; WIDTH]; WIDTH];
+
+        #[inline(always)]
+        fn run<L: Lanes>(self, lanes: L) -> Self::Output {
+            let mut out = [[0.0; WIDTH]; WIDTH];
+            let words = lanes.transpose_words(self.0.each_ref());
+            for (word, out) in words.into_iter().zip(out.as_chunks_mut::<4>().0) {
+                lanes.store(lanes.signed_byte::<24>(word), &mut out[0]);
+                lanes.store(lanes.signed_byte::<16>(word), &mut out[1]);
+                lanes.store(lanes.signed_byte::<8>(word), &mut out[2]);
+                lanes.store(lanes.signed_byte::<0>(word), &mut out[3]);
+            }
+            out
+        }
+    }
+
+    #[test]
+    fn every_set_transposes_bytes() {
+        let bytes: [[i8; WIDTH]; WIDTH] =
+            std::array::from_fn(|i| std::array::from_fn(|j| (i * WIDTH + j) as u8 as i8));
+        for instructions in InstructionSet::available() {
+            let found = instructions.run(TransposeBytes(bytes));
+            for (i, vector) in found.iter().enumerate() {
+                for (j, value) in vector.iter().enumerate() {
+                    assert_eq!(*value, f32::from(bytes[j][i]), "{instructions:?}, lane {j} of vector {i}");
                 }
             }
         }

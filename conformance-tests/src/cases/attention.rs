@@ -18,7 +18,8 @@ use crate::{
 };
 use dsrun_core::{
     DType,
-    op::{Attention, AttentionMask, AttentionPrepare, CACHE_SCALE_BYTES, PagedAttention, cache_row_size},
+    cache_row::{CACHE_SCALE_BYTES, cache_row_size},
+    op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
 };
 use setups::{Setup, drawn_setup, random_setups, setups, thresholds, unpaged_thresholds};
 use special::{Place, special_setups};

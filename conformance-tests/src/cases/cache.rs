@@ -10,7 +10,8 @@ use crate::{
 };
 use dsrun_core::{
     DType,
-    op::{KvWrite, LatentWrite, PageGather, PageScatter, cache_row_size},
+    cache_row::cache_row_size,
+    op::{KvWrite, LatentWrite, PageGather, PageScatter},
 };
 
 /// Label; pages, heads, slots per page, key size, value size; tokens, extent and gap of each case.

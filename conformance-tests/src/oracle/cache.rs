@@ -2,7 +2,7 @@
 
 use super::quant;
 use crate::tensor::Tensor;
-use dsrun_core::{DType, op::CACHE_SCALE_BYTES};
+use dsrun_core::{DType, cache_row::CACHE_SCALE_BYTES};
 
 /// The bytes of a row of an i8 cache; `None` for integers that are not defined, which are those of a row with a value that is not
 /// finite.

@@ -97,8 +97,8 @@ attributes! {
     /// With `value_size = n > 0` there is one cache: the value of a key is its first `n` elements, and `D' = n`. Only `llm-mla-1`
     /// requires that.
     ///
-    /// Rows of an i8 cache end with a scale ([`super::cache_row_size`]): the elements of `k_i` and `v_i` are `q * s`, in f32 or
-    /// better. Such caches have values of their own (`value_size = 0`), and no profile requires them.
+    /// Rows of an i8 cache end with a scale, as [`super::KvWrite`] writes them: an element of `k_i` or `v_i` is its byte times the
+    /// scale of its row, in f32 or better. Such caches have values of their own (`value_size = 0`), and no profile requires them.
     ///
     /// With `window = w > 0` a query attends to no key at `i <= p - w`; pages that the windows of all queries have left may be -1.
     /// For a query that attends to no key `y` is zero, and `log_sum_exp` is its sink or minus infinity. What keys hold that a query

@@ -2,7 +2,7 @@
 //!
 //! The cache of a layer is two states, `key_cache[P, heads, B, D]` and `value_cache[P, heads, B, D']`: `P` pages of `B`
 //! slots each. Slot `s` is slot `s % B` of page `s / B`. The last dimension holds the row that a head has for a slot
-//! ([`cache_row_size`]).
+//! ([`crate::cache_row`]).
 
 use super::{
     Axis,
@@ -10,31 +10,11 @@ use super::{
     IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
     signature::{TensorArgument, operand, result, updated},
 };
-use crate::{DType, Error, Result, tensor::TensorType};
-
-/// The bytes of the scale at the end of each row of an i8 cache.
-pub const CACHE_SCALE_BYTES: usize = 4;
-
-/// The size of the last dimension of a cache whose heads have `head_size` elements: the elements of the row that a head has for a
-/// slot.
-///
-/// A row of a float cache holds the elements of the head. A row of an i8 cache holds `head_size` signed bytes `q`, and after them
-/// their scale `s`, a little-endian f32 in [`CACHE_SCALE_BYTES`] bytes of any alignment; the elements of the head are `q[i] * s`.
-pub const fn cache_row_size(dtype: DType, head_size: usize) -> usize {
-    match dtype {
-        DType::I8 => head_size.saturating_add(CACHE_SCALE_BYTES),
-        _ => head_size,
-    }
-}
-
-/// The number of elements of a head whose rows in a cache have `row_size` elements, the inverse of [`cache_row_size`]; `None` if
-/// a row is too short for its scale.
-pub const fn cache_head_size(dtype: DType, row_size: usize) -> Option<usize> {
-    match dtype {
-        DType::I8 => row_size.checked_sub(CACHE_SCALE_BYTES),
-        _ => Some(row_size),
-    }
-}
+use crate::{
+    DType, Error, Result,
+    cache_row::{CACHE_SCALE_BYTES, cache_head_size},
+    tensor::TensorType,
+};
 
 /// The number of elements of a head of a cache operand, which must be known when the program is built.
 ///
@@ -62,11 +42,14 @@ attributes! {
     /// | `slots` | i32 `[T]` | the slot of row `t`; -1 skips; no slot twice |
     /// | → `key_cache`, `value_cache` | the operands, updated | |
     ///
-    /// In a float cache, elements are rounded once if it has another element type. In an i8 cache, the `D` elements of each head and
-    /// token are quantised as a row of [`super::QuantPerToken`], and the bytes and the scale are stored as a row
-    /// ([`cache_row_size`]): `scale = max_i |x[i]| / 127`, `q[i] = round(x[i] / scale)`, and a row whose scale is 0 is all zeros.
-    /// If a value is infinite or NaN, the scale is NaN and the bytes are unspecified, so that all of the row reads as NaN; other
-    /// rows are not affected. Slots outside the cache are treated as -1.
+    /// In a float cache, elements are rounded once if it has another element type.
+    ///
+    /// In an i8 cache, the `D` elements of a head of a row of `key` become `D` signed bytes `q` and behind them, in four bytes, their
+    /// scale as a little-endian f32. They are those of [`super::QuantPerToken`]: `scale = max_i |x[i]| / 127`, `q[i] = round(x[i] /
+    /// scale)`, and all zeros if the scale is 0. If an element is infinite or NaN, the scale is the NaN with the bits 0x7FC00000 and
+    /// the bytes are unspecified, so that all elements read as NaN; other heads and rows are not affected. The same holds for `value`.
+    ///
+    /// Slots outside the cache are treated as -1.
     KvWrite {}
 }
 

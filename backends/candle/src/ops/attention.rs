@@ -10,7 +10,8 @@ use crate::{
 use candle_core::{D, DType, Tensor};
 use dsrun_core::{
     DType as StoredType,
-    op::{Attention, AttentionMask, AttentionPrepare, CACHE_SCALE_BYTES, PagedAttention},
+    cache_row::CACHE_SCALE_BYTES,
+    op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
 };
 use dsrun_host::Frame;
 

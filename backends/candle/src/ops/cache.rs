@@ -8,7 +8,8 @@ use crate::{
 use candle_core::Tensor;
 use dsrun_core::{
     DType,
-    op::{CACHE_SCALE_BYTES, KvWrite, LatentWrite, cache_row_size},
+    cache_row::{CACHE_SCALE_BYTES, cache_row_size},
+    op::{KvWrite, LatentWrite},
 };
 use dsrun_host::Frame;
 

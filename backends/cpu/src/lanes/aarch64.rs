@@ -199,6 +199,34 @@ impl<const DOTPROD: bool, const I8MM: bool> Lanes for Neon<DOTPROD, I8MM> {
     }
 
     #[inline(always)]
+    fn transpose_words(self, rows: [&[i8; WIDTH]; WIDTH]) -> [Self::Bits; 4] {
+        let mut out = [self.load_bits(&[0; WIDTH]); 4];
+        for quarter in 0..4 {
+            // SAFETY: `self` exists, and a row has sixteen bytes.
+            unsafe {
+                let square = registers!(|index| {
+                    vreinterpretq_f32_s8(vld1q_s8(rows[4 * quarter + index].as_ptr()))
+                });
+                for (out, words) in out.iter_mut().zip(transpose_4(square)) {
+                    out[quarter] = vreinterpretq_u32_f32(words);
+                }
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn signed_byte<const SHIFT: u32>(self, words: Self::Bits) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe {
+            registers!(|index| {
+                let shifted = vshlq_s32(vreinterpretq_s32_u32(words[index]), vdupq_n_s32(SHIFT as i32));
+                vcvtq_f32_s32(vshrq_n_s32::<24>(shifted))
+            })
+        }
+    }
+
+    #[inline(always)]
     fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits {
         // SAFETY: four elements each, see above.
         unsafe { registers!(|index| vld1q_u32(from[4 * index..][..4].as_ptr())) }

@@ -1,7 +1,10 @@
 //! x86-64: AVX2 (two registers of eight lanes) and AVX-512 (one of sixteen).
 
+mod transpose;
+
 use super::{Lanes, Task, WIDTH};
 use std::arch::{asm, x86_64::*};
+use transpose::{signed_byte_8, transpose_8, transpose_words, transpose_words_8};
 
 /// AVX2 with FMA and F16C: every x86-64 processor since 2013 (Intel) and 2015 (AMD) but a few small ones. With `VNNI` also
 /// AVX-VNNI, which multiplies bytes.
@@ -177,6 +180,19 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))),
             ]
         }
+    }
+
+    #[inline(always)]
+    fn transpose_words(self, rows: [&[i8; WIDTH]; WIDTH]) -> [Self::Bits; 4] {
+        // SAFETY: `self` exists, see above.
+        let [low, high] = unsafe { [transpose_words_8(&rows, 0), transpose_words_8(&rows, 8)] };
+        [[low[0], high[0]], [low[1], high[1]], [low[2], high[2]], [low[3], high[3]]]
+    }
+
+    #[inline(always)]
+    fn signed_byte<const SHIFT: u32>(self, words: Self::Bits) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { [signed_byte_8::<SHIFT>(words[0]), signed_byte_8::<SHIFT>(words[1])] }
     }
 
     #[inline(always)]
@@ -413,6 +429,18 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn transpose_words(self, rows: [&[i8; WIDTH]; WIDTH]) -> [Self::Bits; 4] {
+        // SAFETY: `self` exists, see above.
+        unsafe { transpose_words(&rows) }
+    }
+
+    #[inline(always)]
+    fn signed_byte<const SHIFT: u32>(self, words: Self::Bits) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<SHIFT>(words))) }
+    }
+
+    #[inline(always)]
     fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits {
         // SAFETY: sixteen elements, see above.
         unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
@@ -566,33 +594,4 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
-}
-
-/// Transposes a square of eight by eight.
-///
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn transpose_8(rows: [__m256; 8]) -> [__m256; 8] {
-    let (mut pairs, mut fours, mut out) = (rows, rows, rows);
-    // SAFETY: by the caller's promise.
-    unsafe {
-        for row in (0..8).step_by(2) {
-            pairs[row] = _mm256_unpacklo_ps(rows[row], rows[row + 1]);
-            pairs[row + 1] = _mm256_unpackhi_ps(rows[row], rows[row + 1]);
-        }
-        for row in [0, 4] {
-            for high in 0..2 {
-                let (a, b) = (pairs[row + high], pairs[row + 2 + high]);
-                fours[row + 2 * high] = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
-                fours[row + 2 * high + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(a, b);
-            }
-        }
-        for column in 0..4 {
-            let (a, b) = (fours[column], fours[4 + column]);
-            out[column] = _mm256_permute2f128_ps::<0x20>(a, b);
-            out[4 + column] = _mm256_permute2f128_ps::<0x31>(a, b);
-        }
-    }
-    out
 }

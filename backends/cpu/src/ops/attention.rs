@@ -19,7 +19,8 @@ use crate::{
 };
 use dsrun_core::{
     DType, Error, Result,
-    op::{Attention, AttentionMask, AttentionPrepare, PagedAttention, cache_head_size},
+    cache_row::cache_head_size,
+    op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
 };
 use dsrun_host::{Frame, Tensor};
 use problem::{Operand, Problem};

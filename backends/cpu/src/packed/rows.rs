@@ -4,7 +4,7 @@
 //! depend on the rows beside it. But keys are transposed in registers, sixteen at a time, and neither keys nor values are written
 //! anywhere: with few heads that would take longer than the products.
 
-use super::temporary::{Elements, Number, Reader, Rows, with_reader};
+use super::temporary::{Elements, Number, Reader, Rows, prefetch, with_reader};
 use crate::{
     floats::Floats,
     lanes::{InstructionSet, Lanes, Task, WIDTH},
@@ -86,11 +86,18 @@ impl<N: Number> Dot<'_, '_, N> {
             let rows = self.from.sixteen(first);
             let mut sums = [lanes.splat(0.0); M];
             for column in 0..whole {
-                let vectors = Reader::transposed(lanes, &rows, column);
-                for m in 0..M {
-                    let Some(factors) = factors[m].as_chunks::<WIDTH>().0.get(column) else { continue };
-                    for index in 0..WIDTH {
-                        sums[m] = lanes.mul_add(vectors[index], lanes.splat(factors[index]), sums[m]);
+                let square = N::square(lanes, &rows, column);
+                for part in 0..4 {
+                    let vectors = N::columns(lanes, &square, part);
+                    for m in 0..M {
+                        let Some(factors) = factors[m].as_chunks::<WIDTH>().0.get(column) else { continue };
+                        for index in 0..4 {
+                            sums[m] = lanes.mul_add(
+                                vectors[index],
+                                lanes.splat(factors[4 * part + index]),
+                                sums[m],
+                            );
+                        }
                     }
                 }
             }
@@ -166,7 +173,7 @@ impl<N: Number> Weighted<'_, '_, N> {
             let (row, ahead) = self.from.row(row);
             let mut vectors = [lanes.splat(0.0); C];
             for c in 0..C {
-                lanes.prefetch(ahead.wrapping_add((first + c) * WIDTH).cast());
+                prefetch(lanes, ahead, first + c);
                 if let Some(numbers) = row.as_chunks::<WIDTH>().0.get(first + c) {
                     vectors[c] = N::load(lanes, numbers);
                 }

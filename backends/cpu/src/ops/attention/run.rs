@@ -16,7 +16,7 @@ use crate::{
     },
     parallel::Lane,
 };
-use dsrun_core::op::CACHE_SCALE_BYTES;
+use dsrun_core::cache_row::CACHE_SCALE_BYTES;
 use std::ops::Range;
 
 /// The maximum number of keys of a run: their panels, and the scores of a tile, fit the L1 and L2 caches.
@@ -61,20 +61,25 @@ struct Scales {
 }
 
 impl Scales {
-    fn read(keys: &Operand<'_>, values: &Operand<'_>, places: &Places) -> Option<Self> {
-        Some(Self { keys: scales_of(keys, &places.keys)?, values: scales_of(values, &places.values)? })
+    /// The scales of the first `count` keys of a run.
+    fn read(keys: &Operand<'_>, values: &Operand<'_>, places: &Places, count: usize) -> Option<Self> {
+        let keys = scales_of(keys, &places.keys, count)?;
+        Some(Self { keys, values: scales_of(values, &places.values, count)? })
     }
 }
 
 /// The scales at the ends of rows of an i8 cache.
-fn scales_of(operand: &Operand<'_>, starts: &[usize; RUN]) -> Option<[f32; RUN]> {
+fn scales_of(operand: &Operand<'_>, starts: &[usize; RUN], count: usize) -> Option<[f32; RUN]> {
     let Elements::Bytes(data) = operand.data else { return None };
-    let scale = |start: usize| {
-        let bytes = data.get(start.checked_add(operand.size)?..)?.first_chunk::<CACHE_SCALE_BYTES>()?;
-        Some(f32::from_le_bytes(bytes.map(|byte| byte as u8)))
-    };
     // Keys without a page have no scale, and are attended to by no query.
-    Some(starts.map(|start| scale(start).unwrap_or(0.0)))
+    let mut scales = [0.0; RUN];
+    for (scale, start) in scales.iter_mut().zip(starts).take(count) {
+        let first = start.wrapping_add(operand.size);
+        if let Some([a, b, c, d]) = data.get(first..first.wrapping_add(CACHE_SCALE_BYTES)) {
+            *scale = f32::from_le_bytes([*a as u8, *b as u8, *c as u8, *d as u8]);
+        }
+    }
+    Some(scales)
 }
 
 /// Multiplies scores or weights by the scales of their keys.
@@ -181,7 +186,7 @@ impl<S: KeySource> Problem<'_, S> {
             Source::Panels { keys: key_panels, values: value_panels }
         };
 
-        let scales = Scales::read(&self.key, &self.value, places);
+        let scales = Scales::read(&self.key, &self.value, places, count);
         let range = |row: usize| {
             let range = self.visible(sequence.position(tile, row), sequence.keys);
             range.start.max(run.start)..range.end.min(run.end)
