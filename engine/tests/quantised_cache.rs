@@ -28,8 +28,9 @@ fn its_logits_stay_near_those_of_f32(#[values("llama3", "qwen2_window", "gemma3"
     let (mut reference, mut small) = (engine(&model, &exact(64, 1)), engine(&model, &quantised(64, 1)));
     let (of_f32, row) = (4 * config.head_dim, config.head_dim + 4);
     assert_eq!(small.memory().kv_cache * of_f32 as u64, reference.memory().kv_cache * row as u64);
-    // Each layer rounds its keys and its values once, by half of the 127th part of the largest of a head, which is up to about ten.
-    let bound = config.layers as f32 * 2.0 * 10.0 / 254.0;
+    // Each layer rounds its keys and its values once, by half of the 127th part of the largest of a head, which is up to about ten; and
+    // its own keys and values are off by as much because of the layers before.
+    let bound = config.layers as f32 * 4.0 * 10.0 / 254.0;
     for prompt in prompts(&model) {
         let error = difference(&logits(&mut small, &prompt), &logits(&mut reference, &prompt));
         assert!(error > 0.0 && error < bound, "{name} is off by {error}, at most {bound}");

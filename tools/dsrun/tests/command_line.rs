@@ -46,6 +46,18 @@ fn text_goes_to_standard_output_and_everything_else_to_standard_error() {
 }
 
 #[test]
+fn a_cache_of_8_bits_is_chosen_by_flag_or_variable() {
+    let arguments = ["--raw", "-n", "8", "the sky"];
+    let flag = run(with_tiny("generate", &[&arguments[..], &["--kv-dtype", "int8"]].concat()));
+    assert_eq!(flag.code, Some(0), "{}", flag.err);
+    let mut command = with_tiny("generate", &arguments);
+    command.env("DSRUN_KV_DTYPE", "int8");
+    assert_eq!(run(command).out, flag.out);
+    let wrong = run(with_tiny("generate", &[&arguments[..], &["--kv-dtype", "int4"]].concat()));
+    assert!(wrong.code == Some(2) && wrong.err.contains("int8"), "{}", wrong.err);
+}
+
+#[test]
 fn a_preset_is_not_a_model() {
     let named = |arguments: &[&str]| run(dsrun(arguments));
     let folder = tempfile::tempdir().unwrap();

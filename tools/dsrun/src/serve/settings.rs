@@ -439,12 +439,14 @@ mod tests {
 
     #[test]
     fn flags_take_precedence_over_the_file() {
-        let (_folder, path) = file("model = \"a\"\nport = 1\nqueue = 2\ndtype = \"f32\"\noffline = true\n");
+        let (_folder, path) = file(
+            "model = \"a\"\nport = 1\nqueue = 2\ndtype = \"f32\"\nkv-dtype = \"int8\"\noffline = true\n",
+        );
         let flags = ServeSettings { port: Some(3), ..ServeSettings::default() };
         let settings = ServeSettings::load(Some(&path), &flags).expect("it is read");
         assert_eq!(settings.model.as_deref(), Some("a"));
         assert_eq!((settings.port, settings.queue, settings.offline), (Some(3), Some(2), Some(true)));
-        assert_eq!(settings.dtype, Some(Dtype::F32));
+        assert_eq!((settings.dtype, settings.kv_dtype), (Some(Dtype::F32), Some(CacheDtype::Int8)));
     }
 
     #[test]
