@@ -50,9 +50,8 @@ fn a_cache_of_8_bits_is_chosen_by_flag_or_variable() {
     let arguments = ["--raw", "-n", "8", "the sky"];
     let flag = run(with_tiny("generate", &[&arguments[..], &["--kv-dtype", "int8"]].concat()));
     assert_eq!(flag.code, Some(0), "{}", flag.err);
-    let mut command = with_tiny("generate", &arguments);
-    command.env("DSRUN_KV_DTYPE", "int8");
-    assert_eq!(run(command).out, flag.out);
+    let variable = run(with_tiny("generate", &arguments).env("DSRUN_KV_DTYPE", "int8"));
+    assert_eq!(variable.out, flag.out, "{}", variable.err);
     let wrong = run(with_tiny("generate", &[&arguments[..], &["--kv-dtype", "int4"]].concat()));
     assert!(wrong.code == Some(2) && wrong.err.contains("int8"), "{}", wrong.err);
 }
