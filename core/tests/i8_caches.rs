@@ -13,13 +13,17 @@ use dsrun_core::{
 use rstest::rstest;
 
 #[test]
-fn a_row_of_i8_ends_with_its_scale() {
-    for size in [0, 1, 64, 80, 576] {
-        assert_eq!((cache_row_size(DType::F16, size), cache_row_size(DType::I8, size)), (size, size + 4));
-        assert_eq!(cache_head_size(DType::I8, size + 4), Some(size));
-        assert_eq!(cache_head_size(DType::BF16, size), Some(size));
+fn a_row_of_i8_ends_with_its_scales() {
+    for (size, row) in [(0, 0), (1, 5), (32, 36), (33, 41), (64, 72), (80, 92), (576, 648)] {
+        assert_eq!((cache_row_size(DType::F16, size), cache_row_size(DType::I8, size)), (size, row));
+        assert_eq!(
+            (cache_head_size(DType::BF16, size), cache_head_size(DType::I8, row)),
+            (Some(size), Some(size))
+        );
     }
-    assert_eq!(cache_head_size(DType::I8, 3), None);
+    for row in [1, 4, 37, 40] {
+        assert_eq!(cache_head_size(DType::I8, row), None);
+    }
 }
 
 /// A call with these operands, whose results are those of the op.

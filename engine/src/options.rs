@@ -61,7 +61,7 @@ pub enum CachePrecision {
     Bf16,
     /// f16.
     F16,
-    /// Signed bytes with a scale for the key and the value of each head and token.
+    /// Signed bytes with a scale for each 32 elements of a key or value.
     Int8,
 }
 

@@ -4,6 +4,7 @@
 
 mod support;
 
+use dsrun_core::{DType, cache_row::cache_row_size};
 use dsrun_engine::{CachePrecision, Engine, EngineOptions, EnginePlan, Speculation};
 use dsrun_models::model::Model;
 use rstest::rstest;
@@ -26,9 +27,9 @@ fn its_logits_stay_near_those_of_f32(#[values("llama3", "qwen2_window", "gemma3"
     let model = open(name);
     let config = model.config();
     let (mut reference, mut small) = (engine(&model, &exact(64, 1)), engine(&model, &quantised(64, 1)));
-    let (of_f32, row) = (4 * config.head_dim, config.head_dim + 4);
+    let (of_f32, row) = (4 * config.head_dim, cache_row_size(DType::I8, config.head_dim));
     assert_eq!(small.memory().kv_cache * of_f32 as u64, reference.memory().kv_cache * row as u64);
-    // Each layer rounds its keys and its values once, by half of the 127th part of the largest of a head, which is up to about ten; and
+    // Each layer rounds its keys and its values once, by half of the 127th part of the largest of its group, which is up to about ten; and
     // its own keys and values are off by as much because of the layers before.
     let bound = config.layers as f32 * 4.0 * 10.0 / 254.0;
     for prompt in prompts(&model) {

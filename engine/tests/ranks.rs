@@ -120,7 +120,7 @@ fn weights_that_are_quantised_have_the_text_of_one_device() -> TestResult {
 }
 
 /// Each rank has whole rows of the cache, with their scales. Sums in another order may round a key or a value to the next integer, a
-/// 127th part of the largest of its head.
+/// 127th part of the largest of its group.
 fn a_cache_of_8_bits_is_split_between_heads() -> TestResult {
     let model = open("llama3");
     let kv_precision = CachePrecision::Int8;

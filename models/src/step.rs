@@ -126,7 +126,7 @@ pub struct ProgramOptions {
     pub activation: DType,
     /// How matrices are stored.
     pub storage: Storage,
-    /// Element type of the KV cache: a float, or i8 with a scale for each head and token. That of a model with latent attention is
+    /// Element type of the KV cache: a float, or i8 with scales (see [`dsrun_core::cache_row`]). That of a model with latent attention is
     /// a float.
     pub cache: DType,
     /// Slots of a page of the KV cache.

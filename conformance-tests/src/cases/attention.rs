@@ -18,7 +18,7 @@ use crate::{
 };
 use dsrun_core::{
     DType,
-    cache_row::{CACHE_SCALE_BYTES, cache_row_size},
+    cache_row::cache_row_size,
     op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
 };
 use setups::{Setup, drawn_setup, random_setups, setups, thresholds, unpaged_thresholds};
@@ -144,12 +144,8 @@ fn quantised(cache: &Tensor) -> Tensor {
     let (mut shape, values) = (cache.shape.clone(), cache.values());
     let size = shape[3];
     shape[3] = cache_row_size(DType::I8, size);
-    let bits = if size == 0 {
-        vec![0; values.len() + shape[..3].iter().product::<usize>() * CACHE_SCALE_BYTES]
-    } else {
-        let rows = values.chunks_exact(size).flat_map(cache::quantised_row);
-        rows.map(|byte| u32::from(byte.unwrap_or(0x80))).collect()
-    };
+    let rows = values.chunks(size.max(1)).flat_map(cache::quantised_row);
+    let bits = rows.map(|byte| u32::from(byte.unwrap_or(0x80))).collect();
     Tensor { dtype: DType::I8, shape, bits }
 }
 

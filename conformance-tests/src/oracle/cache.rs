@@ -2,31 +2,43 @@
 
 use super::quant;
 use crate::tensor::Tensor;
-use dsrun_core::{DType, cache_row::CACHE_SCALE_BYTES};
+use dsrun_core::{
+    DType,
+    cache_row::{CACHE_GROUP, CACHE_SCALE_BYTES, cache_head_size},
+};
 
-/// The bytes of a row of an i8 cache; `None` for integers that are not defined, which are those of a row with a value that is not
-/// finite.
+/// The bytes of a row of an i8 cache; `None` for integers that are not defined, which are those of a group with a value that is
+/// not finite.
 pub fn quantised_row(values: &[f64]) -> Vec<Option<u8>> {
-    let (scale, integers) = if values.iter().all(|value| value.is_finite()) {
-        let (scale, integers) = quant::quantise(values);
-        (scale as f32, integers.into_iter().map(|integer| Some(integer as i8 as u8)).collect())
-    } else {
-        (f32::NAN, vec![None; values.len()])
-    };
-    let scale = scale.to_le_bytes().map(Some);
-    integers.into_iter().chain(scale).collect()
+    let (mut row, mut scales) = (Vec::new(), Vec::new());
+    for group in values.chunks(CACHE_GROUP) {
+        if group.iter().all(|value| value.is_finite()) {
+            let (scale, integers) = quant::quantise(group);
+            row.extend(integers.into_iter().map(|integer| Some(integer as i8 as u8)));
+            scales.push(scale as f32);
+        } else {
+            row.extend(vec![None; group.len()]);
+            scales.push(f32::NAN);
+        }
+    }
+    row.extend(scales.into_iter().flat_map(f32::to_le_bytes).map(Some));
+    row
 }
 
 /// The elements of a cache `[pages, heads, block, row]`, without the scales of an i8 cache.
 pub fn elements(cache: &Tensor) -> Vec<f64> {
-    let Some(row) = cache.shape.last().copied().filter(|row| cache.dtype == DType::I8 && *row > 0) else {
+    let row = cache.shape.last().copied().filter(|row| cache.dtype == DType::I8 && *row > 0);
+    let Some((row, size)) = row.and_then(|row| Some((row, cache_head_size(DType::I8, row)?))) else {
         return cache.values();
     };
     let mut elements = Vec::new();
     for row in cache.bits.chunks_exact(row) {
-        let Some((integers, scale)) = row.split_last_chunk::<CACHE_SCALE_BYTES>() else { continue };
-        let scale = f64::from(f32::from_le_bytes(scale.map(|byte| byte as u8)));
-        elements.extend(integers.iter().map(|byte| f64::from(*byte as u8 as i8) * scale));
+        let (integers, scales) = row.split_at(size);
+        let scale = |bytes: &[u32; CACHE_SCALE_BYTES]| f32::from_le_bytes(bytes.map(|byte| byte as u8));
+        let scales = scales.as_chunks().0.iter().map(scale);
+        for (group, scale) in integers.chunks(CACHE_GROUP).zip(scales) {
+            elements.extend(group.iter().map(|byte| f64::from(*byte as u8 as i8) * f64::from(scale)));
+        }
     }
     elements
 }
@@ -74,6 +86,12 @@ mod tests {
         let cache = Tensor { dtype: DType::I8, shape: vec![1, 1, 1, 7], bits };
         assert_eq!(elements(&cache), [254.0, -4.0, 0.0]);
         assert_eq!(quantised_row(&[0.0, -0.0]), [Some(0); 6]);
+        // The second group has its own scale, 1 / 127.
+        let two = quantised_row(&[[0.0; CACHE_GROUP].as_slice(), &[1.0]].concat());
+        assert_eq!(
+            (two.len(), two[CACHE_GROUP], two[CACHE_GROUP + 1]),
+            (CACHE_GROUP + 9, Some(127), Some(0))
+        );
         let broken = quantised_row(&[1.0, f64::INFINITY]);
         assert_eq!(broken, [None, None, Some(0), Some(0), Some(0xC0), Some(0x7F)]);
     }

@@ -83,7 +83,7 @@ attributes! {
     /// | operand | type | |
     /// |---|---|---|
     /// | `query` | float `[T, query_heads * D]` | a row of no sequence is skipped: its result is not written |
-    /// | `key_cache` | float `[P, kv_heads, B, D]`, or i8 `[P, kv_heads, B, D + 4]` | this step's keys are already in it |
+    /// | `key_cache` | float `[P, kv_heads, B, D]`, or i8 `[P, kv_heads, B, D + 4 ceil(D / 32)]` | this step's keys are already in it |
     /// | `value_cache` | as `key_cache`, with `D'` | absent if `value_size` is not 0 |
     /// | `query_start`, `query_length`, `kv_length` | i32 `[S]` | |
     /// | `block_table` | i32 `[S, N]` | -1 after the last page, and for a page that is not there: its keys are attended to by none |
@@ -97,8 +97,8 @@ attributes! {
     /// With `value_size = n > 0` there is one cache: the value of a key is its first `n` elements, and `D' = n`. Only `llm-mla-1`
     /// requires that.
     ///
-    /// Rows of an i8 cache end with a scale, as [`super::KvWrite`] writes them: an element of `k_i` or `v_i` is its byte times the
-    /// scale of its row, in f32 or better. Such caches have values of their own (`value_size = 0`), and no profile requires them.
+    /// Rows of an i8 cache end with scales, as [`super::KvWrite`] writes them: an element of `k_i` or `v_i` is its byte times the scale
+    /// of its group, in f32 or better. Such caches have values of their own (`value_size = 0`), and no profile requires them.
     ///
     /// With `window = w > 0` a query attends to no key at `i <= p - w`; pages that the windows of all queries have left may be -1.
     /// For a query that attends to no key `y` is zero, and `log_sum_exp` is its sink or minus infinity. What keys hold that a query

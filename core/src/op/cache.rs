@@ -12,19 +12,19 @@ use super::{
 };
 use crate::{
     DType, Error, Result,
-    cache_row::{CACHE_SCALE_BYTES, cache_head_size},
+    cache_row::{CACHE_GROUP, CACHE_SCALE_BYTES, cache_head_size},
     tensor::TensorType,
 };
 
 /// The number of elements of a head of a cache operand, which must be known when the program is built.
 ///
 /// # Errors
-/// If it is symbolic, or a row is too short for its scale.
+/// If it is symbolic, or no head has such rows.
 pub(super) fn head_size(cache: TensorArgument<'_>) -> Result<usize> {
     let row = cache.known(3)?;
     cache_head_size(cache.dtype(), row).ok_or_else(|| {
         let message = format!(
-            "is {row}, must be at least {CACHE_SCALE_BYTES}: a row of an i8 cache ends with its scale"
+            "is {row}, must be the size of a head and {CACHE_SCALE_BYTES} bytes for each {CACHE_GROUP} of its elements"
         );
         Error::invalid(message).at(cache.name()).field("shape[3]")
     })
@@ -35,7 +35,7 @@ attributes! {
     ///
     /// | operand | type | |
     /// |---|---|---|
-    /// | `key_cache` | float `[P, heads, B, D]`, or i8 `[P, heads, B, D + 4]` | updated |
+    /// | `key_cache` | float `[P, heads, B, D]`, or i8 `[P, heads, B, D + 4 ceil(D / 32)]` | updated |
     /// | `value_cache` | as `key_cache`, with `D'` | updated |
     /// | `key` | float `[T, heads * D]` | |
     /// | `value` | float `[T, heads * D']` | |
@@ -44,10 +44,11 @@ attributes! {
     ///
     /// In a float cache, elements are rounded once if it has another element type.
     ///
-    /// In an i8 cache, the `D` elements of a head of a row of `key` become `D` signed bytes `q` and behind them, in four bytes, their
-    /// scale as a little-endian f32. They are those of [`super::QuantPerToken`]: `scale = max_i |x[i]| / 127`, `q[i] = round(x[i] /
-    /// scale)`, and all zeros if the scale is 0. If an element is infinite or NaN, the scale is the NaN with the bits 0x7FC00000 and
-    /// the bytes are unspecified, so that all elements read as NaN; other heads and rows are not affected. The same holds for `value`.
+    /// In an i8 cache, the `D` elements of a head of a row of `key` become `D` signed bytes `q`, and behind them a scale for each group of
+    /// 32 elements (the last may have fewer), a little-endian f32 in four bytes. Groups are quantised as by
+    /// [`super::QuantPerGroup`]: `scale = max_i |x[i]| / 127`, `q[i] = round(x[i] / scale)`, and all zeros if the scale is 0. If an
+    /// element is infinite or NaN, the scale of its group is the NaN with the bits 0x7FC00000 and the bytes of the group are
+    /// unspecified, so that all its elements read as NaN; other groups are not affected. The same holds for `value`.
     ///
     /// Slots outside the cache are treated as -1.
     KvWrite {}

@@ -55,7 +55,7 @@ pub enum OperandKind {
     U32,
     /// A tensor of i8: quantised values.
     I8,
-    /// A KV cache: a tensor of f32, f16 or bf16, or of i8 with a scale in each row ([`crate::cache_row`]).
+    /// A KV cache: a tensor of f32, f16 or bf16, or of i8 with scales in each row ([`crate::cache_row`]).
     Cache,
     /// A tensor of any element type.
     Any,

@@ -3,6 +3,7 @@
 use super::fixtures;
 use dsrun_core::{
     DType, Size,
+    cache_row::cache_row_size,
     op::{Op, RopePairing},
     program::{Origin, Program},
 };
@@ -119,7 +120,7 @@ fn impossible_options_are_refused(#[case] options: ProgramOptions, #[case] named
 fn rows_of_an_i8_cache_end_with_their_scales() {
     let options = ProgramOptions { cache: DType::I8, ..ProgramOptions::default() };
     let model = Model::open(fixtures::folder("llama2")).unwrap();
-    let (kv_heads, row) = (model.config().kv_heads, model.config().head_dim + 4);
+    let (kv_heads, row) = (model.config().kv_heads, cache_row_size(DType::I8, model.config().head_dim));
     let text = model.program(&options).unwrap().to_string();
     assert!(text.contains(&format!("i8[$pages, {kv_heads}, 16, {row}]")), "{text}");
     let error = Model::open(fixtures::folder("deepseek_v3")).unwrap().program(&options).unwrap_err();

@@ -1230,18 +1230,22 @@ typedef struct dsr_rope_attributes {
 //
 // Writes the keys and values of this step's tokens into their slots.
 //
-//   key_cache: float [P, heads, B, D], or i8 [P, heads, B, D + 4]; updated
+//   key_cache: float [P, heads, B, D], or i8 [P, heads, B, D + 4 ceil(D / 32)]; updated
 //   value_cache: as key_cache, with D'; updated
 //   key: float [T, heads * D]
 //   value: float [T, heads * D']
 //   slots: i32 [T]; the slot of row t; -1 skips; no slot twice
 //   -> key_cache, value_cache: the operands, updated
 //
-// In a float cache, elements are rounded once if it has another element type. In an i8 cache, the D elements of each head and
-// token are quantised as a row of quant_per_token, and the bytes and the scale are stored as a row
-// (cache_row_size): scale = max_i |x[i]| / 127, q[i] = round(x[i] / scale), and a row whose scale is 0 is all zeros.
-// If a value is infinite or NaN, the scale is NaN and the bytes are unspecified, so that all of the row reads as NaN; other
-// rows are not affected. Slots outside the cache are treated as -1.
+// In a float cache, elements are rounded once if it has another element type.
+//
+// In an i8 cache, the D elements of a head of a row of key become D signed bytes q, and behind them a scale for each group of
+// 32 elements (the last may have fewer), a little-endian f32 in four bytes. Groups are quantised as by
+// quant_per_group: scale = max_i |x[i]| / 127, q[i] = round(x[i] / scale), and all zeros if the scale is 0. If an
+// element is infinite or NaN, the scale of its group is the NaN with the bits 0x7FC00000 and the bytes of the group are
+// unspecified, so that all its elements read as NaN; other groups are not affected. The same holds for value.
+//
+// Slots outside the cache are treated as -1.
 
 // page_gather(cache: float or i8, pages: i32) -> y
 //
@@ -1290,7 +1294,7 @@ typedef struct dsr_attention_prepare_attributes {
 // i % B of page block_table[s, i / B].
 //
 //   query: float [T, query_heads * D]; a row of no sequence is skipped: its result is not written
-//   key_cache: float [P, kv_heads, B, D], or i8 [P, kv_heads, B, D + 4]; this step's keys are already in it
+//   key_cache: float [P, kv_heads, B, D], or i8 [P, kv_heads, B, D + 4 ceil(D / 32)]; this step's keys are already in it
 //   value_cache: as key_cache, with D'; absent if value_size is not 0
 //   query_start, query_length, kv_length: i32 [S]
 //   block_table: i32 [S, N]; -1 after the last page, and for a page that is not there: its keys are attended to by none
@@ -1304,8 +1308,8 @@ typedef struct dsr_attention_prepare_attributes {
 // With value_size = n > 0 there is one cache: the value of a key is its first n elements, and D' = n. Only llm-mla-1
 // requires that.
 //
-// Rows of an i8 cache end with a scale (cache_row_size): the elements of k_i and v_i are q * s, in f32 or
-// better. Such caches have values of their own (value_size = 0), and no profile requires them.
+// Rows of an i8 cache end with scales, as kv_write writes them: an element of k_i or v_i is its byte times the scale
+// of its group, in f32 or better. Such caches have values of their own (value_size = 0), and no profile requires them.
 //
 // With window = w > 0 a query attends to no key at i <= p - w; pages that the windows of all queries have left may be -1.
 // For a query that attends to no key y is zero, and log_sum_exp is its sink or minus infinity. What keys hold that a query

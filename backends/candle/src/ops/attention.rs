@@ -10,7 +10,7 @@ use crate::{
 use candle_core::{D, DType, Tensor};
 use dsrun_core::{
     DType as StoredType,
-    cache_row::CACHE_SCALE_BYTES,
+    cache_row::{CACHE_GROUP, cache_head_size},
     op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
 };
 use dsrun_host::Frame;
@@ -241,15 +241,18 @@ fn cached(frame: &Frame<'_>, index: usize, slots: &[[usize; 2]]) -> Result<Tenso
             bytes.extend_from_slice(cache.data.range(start, size));
         }
     }
+    let head = cache_head_size(frame.operand_dtype(index)?, size).unwrap_or(size);
     if frame.operand_dtype(index)? == StoredType::I8 {
-        // Integers, and behind them the scale of their row.
+        // Integers, and behind them the scale of each group.
         let mut elements = Vec::new();
-        for row in bytes.chunks_exact(size) {
-            let Some((integers, scale)) = row.split_last_chunk::<CACHE_SCALE_BYTES>() else { continue };
-            let scale = f32::from_le_bytes(*scale);
-            elements.extend(integers.iter().map(|integer| f32::from(*integer as i8) * scale));
+        for row in bytes.chunks_exact(size.max(1)) {
+            let (integers, scales) = row.split_at(head);
+            let scales = scales.as_chunks().0.iter().map(|scale| f32::from_le_bytes(*scale));
+            for (group, scale) in integers.chunks(CACHE_GROUP).zip(scales) {
+                elements.extend(group.iter().map(|integer| f32::from(*integer as i8) * scale));
+            }
         }
-        return Ok(Tensor::from_vec(elements, (heads, slots.len(), size - CACHE_SCALE_BYTES), CPU)?);
+        return Ok(Tensor::from_vec(elements, (heads, slots.len(), head), CPU)?);
     }
     let stored = from_bytes(&bytes, frame.operand_dtype(index)?, &[heads, slots.len(), size])?;
     Ok(stored.to_dtype(DType::F32)?)

@@ -8,7 +8,7 @@ use crate::{
 use candle_core::Tensor;
 use dsrun_core::{
     DType,
-    cache_row::{CACHE_SCALE_BYTES, cache_row_size},
+    cache_row::{CACHE_GROUP, CACHE_SCALE_BYTES, cache_row_size},
     op::{KvWrite, LatentWrite},
 };
 use dsrun_host::Frame;
@@ -61,21 +61,24 @@ fn write(frame: &Frame<'_>, index: usize, sources: &[usize], slots: usize) -> Re
     Ok(())
 }
 
-/// Rows `[N, D]` as an i8 cache stores them: the integers of a row, and behind them its scale.
+/// Rows `[N, D]` as an i8 cache stores them: the integers of a row, and behind them the scale of each group.
 fn quantised_bytes(rows: &Tensor) -> Result<Vec<u8>> {
     let (count, size) = rows.dims2()?;
-    if count == 0 || size == 0 {
-        return Ok(vec![0; count * CACHE_SCALE_BYTES]);
-    }
-    let (integers, scales) = quantised(rows)?;
-    let integers = rounded_bytes(&integers, DType::I8)?;
-    let (rows, scales) = (rows.to_vec2::<f32>()?, scales.flatten_all()?.to_vec1::<f32>()?);
-    let mut bytes = Vec::new();
-    for ((integers, row), scale) in integers.chunks_exact(size).zip(rows).zip(scales) {
-        // An infinite or NaN value makes all of its row NaN.
-        let scale = if row.iter().all(|value| value.is_finite()) { scale } else { f32::NAN };
-        bytes.extend_from_slice(integers);
-        bytes.extend_from_slice(&scale.to_le_bytes());
+    let row_size = cache_row_size(DType::I8, size);
+    let mut bytes = vec![0; count * row_size];
+    for (number, first) in (0..if count > 0 { size } else { 0 }).step_by(CACHE_GROUP).enumerate() {
+        let group = rows.narrow(1, first, CACHE_GROUP.min(size - first))?.contiguous()?;
+        let (integers, scales) = quantised(&group)?;
+        let integers = rounded_bytes(&integers, DType::I8)?;
+        let (values, scales) = (group.to_vec2::<f32>()?, scales.flatten_all()?.to_vec1::<f32>()?);
+        let groups = integers.chunks_exact(group.dim(1)?).zip(values).zip(scales);
+        for (row, ((integers, values), scale)) in bytes.chunks_exact_mut(row_size).zip(groups) {
+            // An infinite or NaN value makes all of its group NaN.
+            let scale = if values.iter().all(|value| value.is_finite()) { scale } else { f32::NAN };
+            row[first..][..integers.len()].copy_from_slice(integers);
+            row[size + number * CACHE_SCALE_BYTES..][..CACHE_SCALE_BYTES]
+                .copy_from_slice(&scale.to_le_bytes());
+        }
     }
     Ok(bytes)
 }

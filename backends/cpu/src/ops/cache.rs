@@ -8,6 +8,7 @@ use crate::{
 };
 use dsrun_core::{
     DType, Result,
+    cache_row::{CACHE_GROUP, CACHE_SCALE_BYTES},
     op::{KvWrite, LatentWrite},
 };
 use dsrun_host::{Frame, Tensor};
@@ -36,13 +37,16 @@ impl Kernel for KvWrite {
     }
 }
 
-/// Writes a row of an i8 cache: the bytes, and behind them their scale.
+/// Writes a row of an i8 cache: the bytes, and behind them the scale of each group.
 fn quantise(values: &[f32], row: &mut [i8]) {
-    let (bytes, rest) = row.split_at_mut(values.len());
-    let scale = simd::quantise(values, bytes);
-    // An infinite or NaN value makes all of its row NaN, so that it is not taken for a number.
-    let scale = if values.iter().all(|value| value.is_finite()) { scale } else { f32::NAN };
-    rest.iter_mut().zip(scale.to_le_bytes()).for_each(|(to, byte)| *to = byte as i8);
+    let (bytes, scales) = row.split_at_mut(values.len());
+    let groups = values.chunks(CACHE_GROUP).zip(bytes.chunks_mut(CACHE_GROUP));
+    for ((values, bytes), out) in groups.zip(scales.as_chunks_mut::<CACHE_SCALE_BYTES>().0) {
+        let scale = simd::quantise(values, bytes);
+        // An infinite or NaN value makes all of its group NaN, so that it is not taken for a number.
+        let scale = if values.iter().all(|value| value.is_finite()) { scale } else { f32::NAN };
+        *out = scale.to_le_bytes().map(|byte| byte as i8);
+    }
 }
 
 impl Kernel for LatentWrite {

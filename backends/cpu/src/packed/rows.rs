@@ -252,7 +252,7 @@ mod tests {
         let floats = [Floats::F32(&data), Floats::F16(&halves), Floats::BF16(&brains)].map(Elements::Floats);
         for data in floats.into_iter().chain([Elements::Bytes(&bytes)]) {
             for instructions in InstructionSet::available() {
-                let all = Rows { data, starts: &starts, ahead: &starts, size };
+                let all = Rows { data, starts: &starts, ahead: &starts, first: 0, size };
                 let (rows, length) = (&all, part.len());
 
                 let x: Vec<f32> = (0..heads * size).map(|index| number(index + 5)).collect();

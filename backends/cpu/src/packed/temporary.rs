@@ -158,13 +158,16 @@ macro_rules! with_reader {
 pub(super) use with_reader;
 
 /// Rows of a tensor.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows<'a> {
     pub(crate) data: Elements<'a>,
     /// Where each row starts, or [`NOWHERE`].
     pub(crate) starts: &'a [usize],
     /// Where rows start that are packed next; they are prefetched.
     pub(crate) ahead: &'a [usize],
-    /// Elements of a row.
+    /// The first element of a row that is read.
+    pub(crate) first: usize,
+    /// Elements of a row that are read.
     pub(crate) size: usize,
 }
 
@@ -210,9 +213,11 @@ impl<'a, N: Number> Reader<'a, N> {
     #[inline(always)]
     pub(super) fn row(&self, index: usize) -> (&'a [N], *const N) {
         let start = *self.rows.starts.get(index).unwrap_or(&NOWHERE);
-        let row = if start == NOWHERE { &[] } else { &self.data[start..][..self.rows.size] };
+        let row =
+            if start == NOWHERE { &[] } else { &self.data[start + self.rows.first..][..self.rows.size] };
         // Any address may be prefetched.
-        (row, self.data.as_ptr().wrapping_add(*self.rows.ahead.get(index).unwrap_or(&0)))
+        let ahead = self.rows.ahead.get(index).unwrap_or(&0).wrapping_add(self.rows.first);
+        (row, self.data.as_ptr().wrapping_add(ahead))
     }
 
     /// Sixteen rows from `first` on, as [`Self::row`].
@@ -243,7 +248,7 @@ impl<'a, N: Number> Reader<'a, N> {
         let (start, count) = (self.rows.starts.get(index).unwrap_or(&NOWHERE), self.rows.size % WIDTH);
         let mut last = [0.0; WIDTH];
         if *start != NOWHERE {
-            self.rows.data.widen(start + self.rows.size - count, &mut last[..count]);
+            self.rows.data.widen(start + self.rows.first + self.rows.size - count, &mut last[..count]);
         }
         lanes.load(&last)
     }
@@ -419,7 +424,7 @@ mod tests {
         let all = floats.map(|floats| (Elements::Floats(floats), 1.0));
         for (data, unit) in all.into_iter().chain([(Elements::Bytes(&bytes), 1.0 / 32.0)]) {
             for instructions in InstructionSet::available() {
-                let packed = Rows { data, starts: &starts, ahead: &starts, size };
+                let packed = Rows { data, starts: &starts, ahead: &starts, first: 0, size };
                 let x: Vec<f32> = (0..rows * size).map(|index| number(index + 5)).collect();
                 let mut panels = vec![f32::NAN; transposed_floats(count, size)];
                 transpose_rows(instructions, &packed, &mut panels);

@@ -210,7 +210,7 @@ pub(crate) struct EngineArguments {
     #[arg(long, value_enum, default_value_t = Dtype::Keep)]
     pub(crate) dtype: Dtype,
     /// Element type of the KV cache. `keep` uses the type of the activations, or f16 if that is f32, unless --exact or --dtype is
-    /// given. `int8`, on the CPU, holds about twice the tokens of f16, with a scale for each head and token.
+    /// given. `int8`, on the CPU, holds 1.8 times the tokens of f16, in groups of 32 elements with a scale each.
     #[arg(long, alias = "kv-cache-dtype", value_enum, default_value_t = CacheDtype::Keep, hide_possible_values = true)]
     #[arg(value_name = "keep|f32|bf16|f16|int8")]
     pub(crate) kv_dtype: CacheDtype,
@@ -300,7 +300,7 @@ pub(crate) enum CacheDtype {
     Bf16,
     /// 16-bit floats.
     F16,
-    /// Signed bytes with a scale for each head and token.
+    /// Signed bytes with a scale for each 32.
     Int8,
 }
 

@@ -108,7 +108,7 @@ pub(crate) struct ServeSettings {
     #[arg(help_heading = ENGINE, long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
     /// Element type of the KV cache. `keep`, the default, uses the type of the activations, or f16 if that is f32, unless --exact or
-    /// --dtype is given. `int8`, on the CPU, holds about twice the tokens of f16, with a scale for each head and token.
+    /// --dtype is given. `int8`, on the CPU, holds 1.8 times the tokens of f16, in groups of 32 elements with a scale each.
     #[arg(help_heading = ENGINE, long, alias = "kv-cache-dtype", value_enum, hide_possible_values = true, value_name = "keep|f32|bf16|f16|int8")]
     pub(crate) kv_dtype: Option<CacheDtype>,
     /// Round numbers only as the types of weights and activations say. Otherwise CPUs round the inputs of layers with quantised

@@ -16,7 +16,7 @@ use crate::{
     },
     parallel::Lane,
 };
-use dsrun_core::cache_row::CACHE_SCALE_BYTES;
+use dsrun_core::cache_row::{CACHE_GROUP, CACHE_SCALE_BYTES};
 use std::ops::Range;
 
 /// The maximum number of keys of a run: their panels, and the scores of a tile, fit the L1 and L2 caches.
@@ -26,6 +26,8 @@ const RUN: usize = 64;
 struct RunScratch<'a> {
     /// Scores of every head, then weights.
     scores: &'a mut [f32],
+    /// The same for a group of elements of an i8 cache.
+    grouped: &'a mut [f32],
     keys: &'a mut [f32],
     values: &'a mut [f32],
 }
@@ -52,39 +54,37 @@ enum Source<'a> {
     Panels { keys: &'a [f32], values: &'a [f32] },
 }
 
-/// The scales of the keys of a run and of their values, if the cache is of i8.
+/// The scales of the keys of a run and of their values, if the cache is of i8: those of a group of elements after those of another.
 ///
 /// They are factors of scores and weights rather than of elements, of which there are many more.
-struct Scales {
-    keys: [f32; RUN],
-    values: [f32; RUN],
+struct Scales<'a> {
+    keys: &'a mut [[f32; RUN]],
+    values: &'a mut [[f32; RUN]],
 }
 
-impl Scales {
-    /// The scales of the first `count` keys of a run.
-    fn read(keys: &Operand<'_>, values: &Operand<'_>, places: &Places, count: usize) -> Option<Self> {
-        let keys = scales_of(keys, &places.keys, count)?;
-        Some(Self { keys, values: scales_of(values, &places.values, count)? })
+/// Floats of the scales of a run.
+fn scale_floats(operand: &Operand<'_>) -> usize {
+    match operand.data {
+        Elements::Bytes(_) => operand.size.div_ceil(CACHE_GROUP) * RUN,
+        Elements::Floats(_) => 0,
     }
 }
 
-/// The scales at the ends of rows of an i8 cache.
-fn scales_of(operand: &Operand<'_>, starts: &[usize; RUN], count: usize) -> Option<[f32; RUN]> {
-    let Elements::Bytes(data) = operand.data else { return None };
-    // Keys without a page have no scale, and are attended to by no query.
-    let mut scales = [0.0; RUN];
-    for (scale, start) in scales.iter_mut().zip(starts).take(count) {
-        let first = start.wrapping_add(operand.size);
-        if let Some([a, b, c, d]) = data.get(first..first.wrapping_add(CACHE_SCALE_BYTES)) {
-            *scale = f32::from_le_bytes([*a as u8, *b as u8, *c as u8, *d as u8]);
+/// Reads the scales at the ends of the first `count` rows. Those of rows that are not there are 0: no query attends to them.
+fn read_scales(operand: &Operand<'_>, starts: &[usize; RUN], count: usize, scales: &mut [[f32; RUN]]) {
+    let Elements::Bytes(data) = operand.data else { return };
+    for (index, start) in starts.iter().enumerate().take(count) {
+        let end = start.wrapping_add(operand.size);
+        let bytes = data.get(end..end.wrapping_add(scales.len() * CACHE_SCALE_BYTES)).unwrap_or(&[]);
+        for (group, bytes) in scales.iter_mut().zip(bytes.as_chunks::<CACHE_SCALE_BYTES>().0) {
+            group[index] = f32::from_le_bytes(bytes.map(|byte| byte as u8));
         }
     }
-    Some(scales)
 }
 
-/// Multiplies scores or weights by the scales of their keys.
-fn multiply(numbers: &mut [f32], scales: &[f32]) {
-    numbers.iter_mut().zip(scales).for_each(|(number, scale)| *number *= scale);
+/// The groups of elements of a head that share a scale.
+fn groups(size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..size).step_by(CACHE_GROUP).map(move |first| first..(first + CACHE_GROUP).min(size))
 }
 
 /// Rows of a tile, and keys of a run that all of them see.
@@ -108,18 +108,24 @@ impl<S: KeySource> Problem<'_, S> {
         let Some(sequence) = self.source.sequence(tile.sequence) else { return };
         let (group, size) = (self.group, self.key.size);
         let heads = tile.rows * group;
-        let sizes =
-            [heads * size, heads * RUN, transposed_floats(RUN, size), copied_floats(RUN, self.value.size)];
+        let is_i8 = matches!(self.key.data, Elements::Bytes(_));
+        let grouped = if is_i8 { heads * RUN } else { 0 };
+        let panels = [transposed_floats(RUN, size), copied_floats(RUN, self.value.size)];
+        let scales = [scale_floats(&self.key), scale_floats(&self.value)];
+        let sizes = [heads * size, heads * RUN, grouped, panels[0], panels[1], scales[0], scales[1]];
         out.sums.fill(0.0);
         (0..heads).for_each(|head| State::new(None).store(out.states, head));
-        let [queries, scores, key_panels, value_panels] = lane.split(sizes);
+        let [queries, scores, grouped, key_panels, value_panels, key_scales, value_scales] =
+            lane.split(sizes);
+        let [keys_of_groups, values_of_groups] = [key_scales, value_scales].map(|all| all.as_chunks_mut().0);
+        let mut scales = is_i8.then_some(Scales { keys: keys_of_groups, values: values_of_groups });
         for row in 0..tile.rows {
             let start = self.query.row_start(tile.first_row + row) + kv_head * group * size;
             if size > 0 {
                 self.query.data.widen(start, &mut queries[row * group * size..][..group * size]);
             }
         }
-        let mut scratch = RunScratch { scores, keys: key_panels, values: value_panels };
+        let mut scratch = RunScratch { scores, grouped, keys: key_panels, values: value_panels };
         // Runs start where they would if the tile saw all keys.
         let first = keys.start - keys.start % RUN;
         let places = |start: usize| self.places(tile.sequence, kv_head, start..(start + RUN).min(keys.end));
@@ -127,7 +133,11 @@ impl<S: KeySource> Problem<'_, S> {
         for start in (first..keys.end).step_by(RUN) {
             let here = std::mem::replace(&mut next, places((start + RUN).min(keys.end)));
             let run = Run { keys: start..(start + RUN).min(keys.end), places: &here, ahead: &next };
-            self.tile_run(&sequence, tile, kv_head, &run, queries, out, &mut scratch);
+            if let Some(scales) = &mut scales {
+                read_scales(&self.key, &here.keys, run.keys.len(), scales.keys);
+                read_scales(&self.value, &here.values, run.keys.len(), scales.values);
+            }
+            self.tile_run(&sequence, tile, kv_head, (&run, scales.as_ref()), queries, out, &mut scratch);
         }
     }
 
@@ -156,7 +166,7 @@ impl<S: KeySource> Problem<'_, S> {
         sequence: &Sequence,
         tile: Tile,
         kv_head: usize,
-        run: &Run<'_>,
+        (run, scales): (&Run<'_>, Option<&Scales<'_>>),
         queries: &[f32],
         out: &mut Partial<'_>,
         scratch: &mut RunScratch<'_>,
@@ -168,12 +178,14 @@ impl<S: KeySource> Problem<'_, S> {
             data: self.key.data,
             starts: &places.keys[..count],
             ahead: &ahead.keys,
+            first: 0,
             size: self.key.size,
         };
         let values = Rows {
             data: self.value.data,
             starts: &places.values[..count],
             ahead: &ahead.values,
+            first: 0,
             size: self.value.size,
         };
         let source = if tile.rows * self.group <= FEW_HEADS {
@@ -186,7 +198,6 @@ impl<S: KeySource> Problem<'_, S> {
             Source::Panels { keys: key_panels, values: value_panels }
         };
 
-        let scales = Scales::read(&self.key, &self.value, places, count);
         let range = |row: usize| {
             let range = self.visible(sequence.position(tile, row), sequence.keys);
             range.start.max(run.start)..range.end.min(run.end)
@@ -206,7 +217,8 @@ impl<S: KeySource> Problem<'_, S> {
             let mut part = |start: usize, end: usize| {
                 let part = Part { rows: row..row + rows, keys: start - run.start..end - run.start, count };
                 let ahead = sequence.position(tile, row) - start as i64;
-                self.absorb(kv_head, &part, ahead, queries, (&source, scales.as_ref()), scratch.scores, out);
+                let scores = (&mut *scratch.scores, &mut *scratch.grouped);
+                self.absorb(kv_head, &part, ahead, queries, (&source, scales), scores, out);
             };
             if all_there && self.bits.is_none() {
                 if !seen.is_empty() {
@@ -227,27 +239,76 @@ impl<S: KeySource> Problem<'_, S> {
         part: &Part,
         ahead: i64,
         queries: &[f32],
-        (source, scales): (&Source<'_>, Option<&Scales>),
-        scores: &mut [f32],
+        (source, scales): (&Source<'_>, Option<&Scales<'_>>),
+        (scores, grouped): (&mut [f32], &mut [f32]),
         out: &mut Partial<'_>,
     ) {
         let (group, size, sum_size) = (self.group, self.key.size, self.sum_floats());
         let heads = part.rows.start * group..part.rows.end * group;
         let queries = &queries[heads.start * size..heads.end * size];
-        let first = match source {
-            Source::Rows { keys, .. } => {
-                RowProduct {
-                    rows: keys,
-                    part: part.keys.clone(),
-                    x: queries,
-                    x_stride: size,
-                    heads: heads.len(),
-                    out: &mut *scores,
-                    out_stride: RUN,
+        let (count, length) = (heads.len(), part.keys.len());
+        // Products with panels begin with the first key of a panel.
+        let first = if matches!(source, Source::Rows { .. }) { 0 } else { part.keys.start % WIDTH };
+        let of_head = |head: usize| head * RUN + first..head * RUN + first + length;
+        if let Some(scales) = scales {
+            (0..count).for_each(|head| scores[of_head(head)].fill(0.0));
+            for (elements, scales) in groups(size).zip(scales.keys.iter()) {
+                self.dot(source, part, elements, queries, grouped);
+                for head in 0..count {
+                    let products = grouped[of_head(head)].iter().zip(&scales[part.keys.clone()]);
+                    for (score, (product, scale)) in scores[of_head(head)].iter_mut().zip(products) {
+                        *score += product * scale;
+                    }
                 }
-                .dot(self.instructions);
-                0
             }
+        } else {
+            self.dot(source, part, 0..size, queries, scores);
+        }
+        for (index, head) in heads.clone().enumerate() {
+            let scores = &mut scores[of_head(index)];
+            let slope = self.alibi.map(|slopes| slopes[kv_head * group + head % group]);
+            self.scores.adjust(slope, ahead + (index / group) as i64, scores);
+            let mut state = State::load(out.states, head);
+            state.absorb(scores, &mut out.sums[head * sum_size..][..sum_size]);
+            state.store(out.states, head);
+        }
+        let sums = &mut out.sums[heads.start * sum_size..heads.end * sum_size];
+        let Some(scales) = scales else {
+            return self.add_weighted(source, part, 0..self.value.size, &scores[first..], sums);
+        };
+        for (elements, scales) in groups(self.value.size).zip(scales.values.iter()) {
+            for head in 0..count {
+                let weights = scores[of_head(head)].iter().zip(&scales[part.keys.clone()]);
+                let grouped = grouped[of_head(head)].iter_mut().zip(weights);
+                grouped.for_each(|(grouped, (weight, scale))| *grouped = weight * scale);
+            }
+            self.add_weighted(source, part, elements, &grouped[first..], sums);
+        }
+    }
+
+    /// The products of queries and keys over a range of elements. Those of a head begin at a multiple of [`RUN`].
+    fn dot(
+        &self,
+        source: &Source<'_>,
+        part: &Part,
+        elements: Range<usize>,
+        queries: &[f32],
+        out: &mut [f32],
+    ) {
+        let size = self.key.size;
+        let heads = part.rows.len() * self.group;
+        let x = queries.get(elements.start..).unwrap_or(&[]);
+        match source {
+            Source::Rows { keys, .. } => RowProduct {
+                rows: &Rows { first: elements.start, size: elements.len(), ..*keys },
+                part: part.keys.clone(),
+                x,
+                x_stride: size,
+                heads,
+                out,
+                out_stride: RUN,
+            }
+            .dot(self.instructions),
             Source::Panels { keys, .. } => {
                 // Whole panels; the scores of keys beside the part are not read.
                 let panels = part.keys.start / WIDTH..part.keys.end.div_ceil(WIDTH);
@@ -255,57 +316,53 @@ impl<S: KeySource> Problem<'_, S> {
                     panels: &keys[panels.start * WIDTH * size..panels.end * WIDTH * size],
                     panel_count: panels.len(),
                     stride: size,
-                    first: 0,
-                    inputs: size,
-                    x: queries,
+                    first: elements.start,
+                    inputs: elements.len(),
+                    x,
                     x_stride: size,
-                    rows: heads.len(),
-                    out: &mut *scores,
+                    rows: heads,
+                    out,
                     out_stride: RUN,
                     add: false,
                 }
                 .run(self.instructions);
-                part.keys.start - panels.start * WIDTH
-            }
-        };
-        for (index, head) in heads.clone().enumerate() {
-            let scores = &mut scores[index * RUN + first..][..part.keys.len()];
-            if let Some(scales) = scales {
-                multiply(scores, &scales.keys[part.keys.clone()]);
-            }
-            let slope = self.alibi.map(|slopes| slopes[kv_head * group + head % group]);
-            self.scores.adjust(slope, ahead + (index / group) as i64, scores);
-            let mut state = State::load(out.states, head);
-            state.absorb(scores, &mut out.sums[head * sum_size..][..sum_size]);
-            state.store(out.states, head);
-            if let Some(scales) = scales {
-                multiply(scores, &scales.values[part.keys.clone()]);
             }
         }
-        let (weights, count) = (&scores[first..], heads.len());
-        let sums = &mut out.sums[heads.start * sum_size..heads.end * sum_size];
+    }
+
+    /// Adds a range of elements of the values, times the weights of their keys. Weights of a head begin at a multiple of [`RUN`].
+    fn add_weighted(
+        &self,
+        source: &Source<'_>,
+        part: &Part,
+        elements: Range<usize>,
+        weights: &[f32],
+        sums: &mut [f32],
+    ) {
+        let heads = part.rows.len() * self.group;
+        let (out, out_stride) = (sums.get_mut(elements.start..).unwrap_or(&mut []), self.sum_floats());
         match source {
             Source::Rows { values, .. } => RowProduct {
-                rows: values,
+                rows: &Rows { first: elements.start, size: elements.len(), ..*values },
                 part: part.keys.clone(),
                 x: weights,
                 x_stride: RUN,
-                heads: count,
-                out: sums,
-                out_stride: sum_size,
+                heads,
+                out,
+                out_stride,
             }
             .add_weighted(self.instructions),
             Source::Panels { values, .. } => PanelProduct {
-                panels: values,
-                panel_count: sum_size / WIDTH,
+                panels: &values[elements.start * part.count..],
+                panel_count: elements.len().div_ceil(WIDTH),
                 stride: part.count,
                 first: part.keys.start,
                 inputs: part.keys.len(),
                 x: weights,
                 x_stride: RUN,
-                rows: count,
-                out: sums,
-                out_stride: sum_size,
+                rows: heads,
+                out,
+                out_stride,
                 add: true,
             }
             .run(self.instructions),
