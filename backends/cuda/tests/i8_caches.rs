@@ -4,6 +4,7 @@
 
 use dsrun_core::{
     Code, DType, TensorDesc,
+    cache_row::cache_row_size,
     kernels::{CallDesc, OperandDesc},
     op::{AttentionMask, KvWrite, Op, PageGather, PagedAttention},
 };
@@ -59,7 +60,7 @@ fn calls_are_refused(#[case] op: impl Into<Op>) {
         call.validate().unwrap()
     };
     assert!(kernel_specs(&call(DType::F16, 64), &device).is_ok());
-    let error = kernel_specs(&call(DType::I8, 68), &device).unwrap_err();
+    let error = kernel_specs(&call(DType::I8, cache_row_size(DType::I8, 64)), &device).unwrap_err();
     assert_eq!((error.code(), error.op()), (Code::Unsupported, Some(op.name())), "{error}");
     assert!(error.message().contains("CUDA"), "{error}");
 }
