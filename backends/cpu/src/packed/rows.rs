@@ -86,7 +86,7 @@ impl<N: Number> Dot<'_, '_, N> {
             let rows = self.from.sixteen(first);
             let mut sums = [lanes.splat(0.0); M];
             for column in 0..whole {
-                let square = N::square(lanes, &rows, column);
+                let square = self.from.square(lanes, &rows, first, column);
                 for part in 0..4 {
                     let vectors = N::columns(lanes, &square, part);
                     for m in 0..M {
@@ -169,13 +169,13 @@ impl<N: Number> Weighted<'_, '_, N> {
             factors[m] = &x[(head + m) * x_stride..][..part.len()];
         }
         let mut sums = [[lanes.splat(0.0); C]; M];
-        for (index, row) in part.clone().enumerate() {
-            let (row, ahead) = self.from.row(row);
+        for (index, number) in part.clone().enumerate() {
+            let (row, ahead) = self.from.row(number);
             let mut vectors = [lanes.splat(0.0); C];
             for c in 0..C {
                 prefetch(lanes, ahead, first + c);
                 if let Some(numbers) = row.as_chunks::<WIDTH>().0.get(first + c) {
-                    vectors[c] = N::load(lanes, numbers);
+                    vectors[c] = N::load(lanes, numbers, self.from.scale(number, first + c));
                 }
             }
             for m in 0..M {
@@ -223,7 +223,9 @@ impl<N: Number> Weighted<'_, '_, N> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::temporary::{PanelProduct, copied_floats, copy_rows, transpose_rows, transposed_floats},
+        super::temporary::{
+            PanelProduct, SCALES, copied_floats, copy_rows, transpose_rows, transposed_floats,
+        },
         *,
     };
     use half::{bf16, f16};
@@ -248,11 +250,13 @@ mod tests {
         let halves: Vec<f16> = data.iter().map(|value| f16::from_f32(*value)).collect();
         let brains: Vec<bf16> = data.iter().map(|value| bf16::from_f32(*value)).collect();
         let part = count / 5..count;
+        let scales: [[f32; SCALES]; 4] =
+            std::array::from_fn(|group| std::array::from_fn(|row| 0.01 + number(17 * group + row).abs()));
         let bytes: Vec<i8> = data.iter().map(|value| (value * 127.0) as i8).collect();
         let floats = [Floats::F32(&data), Floats::F16(&halves), Floats::BF16(&brains)].map(Elements::Floats);
         for data in floats.into_iter().chain([Elements::Bytes(&bytes)]) {
             for instructions in InstructionSet::available() {
-                let all = Rows { data, starts: &starts, ahead: &starts, first: 0, size };
+                let all = Rows { data, starts: &starts, ahead: &starts, size, scales: &scales };
                 let (rows, length) = (&all, part.len());
 
                 let x: Vec<f32> = (0..heads * size).map(|index| number(index + 5)).collect();

@@ -11,6 +11,7 @@ use crate::{
     floats::Floats,
     lanes::{InstructionSet, Lanes, Task, WIDTH},
 };
+use dsrun_core::cache_row::CACHE_GROUP;
 use half::{bf16, f16};
 
 /// The start of a row that is not in memory; it reads as zeros.
@@ -21,24 +22,40 @@ pub(super) trait Number: Copy {
     /// A square of sixteen rows and sixteen of their elements.
     type Square<L: Lanes>: Copy;
 
-    fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float;
-    /// Elements `16 column ..` of sixteen rows; zeros for rows that are empty.
-    fn square<L: Lanes>(lanes: L, rows: &[(&[Self], *const Self); WIDTH], column: usize) -> Self::Square<L>;
+    /// Whether numbers are multiplied by scales.
+    const SCALED: bool;
+
+    fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH], scale: f32) -> L::Float;
+    /// Elements `16 column ..` of sixteen rows, times the scales of the rows.
+    fn square<L: Lanes>(
+        lanes: L,
+        rows: &[(&[Self], *const Self); WIDTH],
+        column: usize,
+        scales: &[f32; WIDTH],
+    ) -> Self::Square<L>;
     /// Elements `4 part ..` of the rows of a square, a vector for each element.
     fn columns<L: Lanes>(lanes: L, square: &Self::Square<L>, part: usize) -> [L::Float; 4];
 }
 
 impl Number for i8 {
-    type Square<L: Lanes> = [L::Bits; 4];
+    /// Words of four bytes, and the scales of the rows.
+    type Square<L: Lanes> = ([L::Bits; 4], L::Float);
+
+    const SCALED: bool = true;
 
     #[inline(always)]
-    fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float {
-        lanes.load_i8(from)
+    fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH], scale: f32) -> L::Float {
+        lanes.mul(lanes.load_i8(from), lanes.splat(scale))
     }
 
     /// Bytes are transposed before they are widened: a quarter of the work.
     #[inline(always)]
-    fn square<L: Lanes>(lanes: L, rows: &[(&[Self], *const Self); WIDTH], column: usize) -> Self::Square<L> {
+    fn square<L: Lanes>(
+        lanes: L,
+        rows: &[(&[Self], *const Self); WIDTH],
+        column: usize,
+        scales: &[f32; WIDTH],
+    ) -> Self::Square<L> {
         let mut bytes = [&[0; WIDTH]; WIDTH];
         for index in 0..WIDTH {
             let (row, ahead) = rows[index];
@@ -47,17 +64,17 @@ impl Number for i8 {
                 bytes[index] = row;
             }
         }
-        lanes.transpose_words(bytes)
+        (lanes.transpose_words(bytes), lanes.load(scales))
     }
 
     #[inline(always)]
     fn columns<L: Lanes>(lanes: L, square: &Self::Square<L>, part: usize) -> [L::Float; 4] {
-        let words = square[part];
+        let (words, scales) = (square.0[part], square.1);
         [
-            lanes.signed_byte::<24>(words),
-            lanes.signed_byte::<16>(words),
-            lanes.signed_byte::<8>(words),
-            lanes.signed_byte::<0>(words),
+            lanes.mul(lanes.signed_byte::<24>(words), scales),
+            lanes.mul(lanes.signed_byte::<16>(words), scales),
+            lanes.mul(lanes.signed_byte::<8>(words), scales),
+            lanes.mul(lanes.signed_byte::<0>(words), scales),
         ]
     }
 }
@@ -68,8 +85,10 @@ macro_rules! float_number {
         impl Number for $type {
             type Square<L: Lanes> = [L::Float; WIDTH];
 
+            const SCALED: bool = false;
+
             #[inline(always)]
-            fn load<L: Lanes>($lanes: L, $from: &[Self; WIDTH]) -> L::Float {
+            fn load<L: Lanes>($lanes: L, $from: &[Self; WIDTH], _: f32) -> L::Float {
                 $load
             }
 
@@ -78,13 +97,14 @@ macro_rules! float_number {
                 lanes: L,
                 rows: &[(&[Self], *const Self); WIDTH],
                 column: usize,
+                _: &[f32; WIDTH],
             ) -> Self::Square<L> {
                 let mut vectors = [lanes.splat(0.0); WIDTH];
                 for index in 0..WIDTH {
                     let (row, ahead) = rows[index];
                     prefetch(lanes, ahead, column);
                     if let Some(numbers) = row.as_chunks::<WIDTH>().0.get(column) {
-                        vectors[index] = Self::load(lanes, numbers);
+                        vectors[index] = Self::load(lanes, numbers, 1.0);
                     }
                 }
                 lanes.transpose(vectors)
@@ -115,21 +135,25 @@ pub(super) fn prefetch<L: Lanes, N>(lanes: L, row: *const N, column: usize) {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Elements<'a> {
     Floats(Floats<'a>),
-    /// Signed bytes. Products take them as integers; who uses a product multiplies it by the scales of rows.
+    /// Signed bytes, each group of which is multiplied by a scale ([`Rows::scales`]).
     Bytes(&'a [i8]),
 }
 
 impl Elements<'_> {
-    /// Elements from `start` on, as many as `out` takes.
-    fn widen(&self, start: usize, out: &mut [f32]) {
+    /// Elements from `start` on, as many as `out` takes; bytes are multiplied by `scale`.
+    fn widen(&self, start: usize, scale: f32, out: &mut [f32]) {
         match self {
             Self::Floats(data) => data.widen(start, out),
             Self::Bytes(data) => {
-                out.iter_mut().zip(&data[start..]).for_each(|(out, byte)| *out = f32::from(*byte));
+                out.iter_mut().zip(&data[start..]).for_each(|(out, byte)| *out = f32::from(*byte) * scale);
             }
         }
     }
 }
+
+/// The places of a group's scales: one for each row that is packed or multiplied at a time, and a vector more, so that sixteen can be
+/// loaded from any row on.
+pub(crate) const SCALES: usize = 64 + WIDTH;
 
 /// Calls a function with a [`Reader`] of some rows, whatever the type of their elements.
 macro_rules! with_reader {
@@ -165,10 +189,10 @@ pub(crate) struct Rows<'a> {
     pub(crate) starts: &'a [usize],
     /// Where rows start that are packed next; they are prefetched.
     pub(crate) ahead: &'a [usize],
-    /// The first element of a row that is read.
-    pub(crate) first: usize,
-    /// Elements of a row that are read.
+    /// Elements of a row.
     pub(crate) size: usize,
+    /// For rows of bytes, the scales of all rows for each group of elements.
+    pub(crate) scales: &'a [[f32; SCALES]],
 }
 
 /// Floats of the panels that [`transpose_rows`] makes of `rows` rows.
@@ -213,11 +237,42 @@ impl<'a, N: Number> Reader<'a, N> {
     #[inline(always)]
     pub(super) fn row(&self, index: usize) -> (&'a [N], *const N) {
         let start = *self.rows.starts.get(index).unwrap_or(&NOWHERE);
-        let row =
-            if start == NOWHERE { &[] } else { &self.data[start + self.rows.first..][..self.rows.size] };
+        let row = if start == NOWHERE { &[] } else { &self.data[start..][..self.rows.size] };
         // Any address may be prefetched.
-        let ahead = self.rows.ahead.get(index).unwrap_or(&0).wrapping_add(self.rows.first);
-        (row, self.data.as_ptr().wrapping_add(ahead))
+        (row, self.data.as_ptr().wrapping_add(*self.rows.ahead.get(index).unwrap_or(&0)))
+    }
+
+    /// The scale of elements `16 column ..` of a row; 1 for floats.
+    #[inline(always)]
+    pub(super) fn scale(&self, index: usize, column: usize) -> f32 {
+        if !N::SCALED {
+            return 1.0;
+        }
+        self.rows
+            .scales
+            .get(column * WIDTH / CACHE_GROUP)
+            .and_then(|scales| scales.get(index))
+            .copied()
+            .unwrap_or(0.0)
+    }
+
+    /// Elements `16 column ..` of sixteen rows from `first` on; zeros for rows that are empty.
+    #[inline(always)]
+    pub(super) fn square<L: Lanes>(
+        &self,
+        lanes: L,
+        rows: &[(&'a [N], *const N); WIDTH],
+        first: usize,
+        column: usize,
+    ) -> N::Square<L> {
+        let mut scales = &[1.0; WIDTH];
+        if N::SCALED {
+            let group = self.rows.scales.get(column * WIDTH / CACHE_GROUP);
+            if let Some(found) = group.and_then(|group| group.get(first..)?.first_chunk()) {
+                scales = found;
+            }
+        }
+        N::square(lanes, rows, column, scales)
     }
 
     /// Sixteen rows from `first` on, as [`Self::row`].
@@ -248,7 +303,9 @@ impl<'a, N: Number> Reader<'a, N> {
         let (start, count) = (self.rows.starts.get(index).unwrap_or(&NOWHERE), self.rows.size % WIDTH);
         let mut last = [0.0; WIDTH];
         if *start != NOWHERE {
-            self.rows.data.widen(start + self.rows.first + self.rows.size - count, &mut last[..count]);
+            // They are of one group.
+            let scale = self.scale(index, self.rows.size / WIDTH);
+            self.rows.data.widen(start + self.rows.size - count, scale, &mut last[..count]);
         }
         lanes.load(&last)
     }
@@ -268,7 +325,7 @@ impl<N: Number, const TRANSPOSE: bool> Task for Pack<'_, N, TRANSPOSE> {
                 let (out, last) = out.split_at_mut(size - rest);
                 let rows = from.sixteen(first);
                 for (column, out) in out.as_chunks_mut::<WIDTH>().0.iter_mut().enumerate() {
-                    let square = N::square(lanes, &rows, column);
+                    let square = from.square(lanes, &rows, first, column);
                     for (part, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
                         let vectors = N::columns(lanes, &square, part);
                         for index in 0..4 {
@@ -289,7 +346,7 @@ impl<N: Number, const TRANSPOSE: bool> Task for Pack<'_, N, TRANSPOSE> {
                 for column in 0..whole {
                     prefetch(lanes, ahead, column);
                     let vector = match numbers.get(column) {
-                        Some(numbers) => N::load(lanes, numbers),
+                        Some(numbers) => N::load(lanes, numbers, from.scale(index, column)),
                         None => lanes.splat(0.0),
                     };
                     lanes.store(vector, &mut panels[column * count + index]);
@@ -421,10 +478,10 @@ mod tests {
         let bytes: Vec<i8> = data.iter().map(|value| (value * 32.0) as i8).collect();
         // The numbers are exact in all types.
         let floats = [Floats::F32(&data), Floats::F16(&halves), Floats::BF16(&brains)];
-        let all = floats.map(|floats| (Elements::Floats(floats), 1.0));
-        for (data, unit) in all.into_iter().chain([(Elements::Bytes(&bytes), 1.0 / 32.0)]) {
+        let scales = [[1.0 / 32.0; SCALES]; 4];
+        for data in floats.map(Elements::Floats).into_iter().chain([Elements::Bytes(&bytes)]) {
             for instructions in InstructionSet::available() {
-                let packed = Rows { data, starts: &starts, ahead: &starts, first: 0, size };
+                let packed = Rows { data, starts: &starts, ahead: &starts, size, scales: &scales };
                 let x: Vec<f32> = (0..rows * size).map(|index| number(index + 5)).collect();
                 let mut panels = vec![f32::NAN; transposed_floats(count, size)];
                 transpose_rows(instructions, &packed, &mut panels);
@@ -448,8 +505,7 @@ mod tests {
                 for row in 0..rows {
                     for key in 0..count {
                         let exact: f32 = (0..size).map(|i| x[row * size + i] * value(key, i)).sum();
-                        let found = out[row * out_stride + key] * unit;
-                        assert!((found - exact).abs() < 1e-4, "{row} {key}");
+                        assert!((out[row * out_stride + key] - exact).abs() < 1e-4, "{row} {key}");
                     }
                 }
 
@@ -478,7 +534,7 @@ mod tests {
                     for column in 0..size {
                         let exact: f32 = (1..count).map(|i| x[row * count + i] * value(i, column)).sum();
                         assert!(
-                            ((out[row * out_stride + column] - 1.0) * unit - exact).abs() < 1e-4,
+                            (out[row * out_stride + column] - 1.0 - exact).abs() < 1e-4,
                             "{row} {column}"
                         );
                     }

@@ -10,7 +10,7 @@ use crate::{
     packed::{
         rows::{FEW_HEADS, RowProduct},
         temporary::{
-            Elements, NOWHERE, PanelProduct, Rows, copied_floats, copy_rows, transpose_rows,
+            Elements, NOWHERE, PanelProduct, Rows, SCALES, copied_floats, copy_rows, transpose_rows,
             transposed_floats,
         },
     },
@@ -26,10 +26,36 @@ const RUN: usize = 64;
 struct RunScratch<'a> {
     /// Scores of every head, then weights.
     scores: &'a mut [f32],
-    /// The same for a group of elements of an i8 cache.
-    grouped: &'a mut [f32],
     keys: &'a mut [f32],
     values: &'a mut [f32],
+    /// The scales of keys and of values, if the cache is of i8.
+    key_scales: &'a mut [[f32; SCALES]],
+    value_scales: &'a mut [[f32; SCALES]],
+}
+
+/// Floats of the scales of a run.
+fn scale_floats(operand: &Operand<'_>) -> usize {
+    match operand.data {
+        Elements::Bytes(_) => operand.size.div_ceil(CACHE_GROUP) * SCALES,
+        Elements::Floats(_) => 0,
+    }
+}
+
+/// Reads the scales at the ends of rows of an i8 cache; 0 for rows that are not there.
+fn read_scales(operand: &Operand<'_>, starts: &[usize], scales: &mut [[f32; SCALES]]) {
+    let Elements::Bytes(data) = operand.data else { return };
+    let bytes = scales.len() * CACHE_SCALE_BYTES;
+    for (index, start) in starts.iter().enumerate() {
+        let end = start.wrapping_add(operand.size);
+        match data.get(end..end.wrapping_add(bytes)) {
+            Some(found) => {
+                for (group, scale) in scales.iter_mut().zip(found.as_chunks::<CACHE_SCALE_BYTES>().0) {
+                    group[index] = f32::from_le_bytes(scale.map(|byte| byte as u8));
+                }
+            }
+            None => scales.iter_mut().for_each(|group| group[index] = 0.0),
+        }
+    }
 }
 
 /// Where the keys of a run and their values start; [`NOWHERE`] for keys that have no page.
@@ -46,45 +72,12 @@ struct Run<'a> {
     ahead: &'a Places,
 }
 
-/// The keys and values of a run, those of an i8 cache as integers without their scales.
+/// The keys and values of a run.
 enum Source<'a> {
     /// As they are in memory.
     Rows { keys: Rows<'a>, values: Rows<'a> },
     /// In panels.
     Panels { keys: &'a [f32], values: &'a [f32] },
-}
-
-/// The scales of the keys of a run and of their values, if the cache is of i8: those of a group of elements after those of another.
-///
-/// They are factors of scores and weights rather than of elements, of which there are many more.
-struct Scales<'a> {
-    keys: &'a mut [[f32; RUN]],
-    values: &'a mut [[f32; RUN]],
-}
-
-/// Floats of the scales of a run.
-fn scale_floats(operand: &Operand<'_>) -> usize {
-    match operand.data {
-        Elements::Bytes(_) => operand.size.div_ceil(CACHE_GROUP) * RUN,
-        Elements::Floats(_) => 0,
-    }
-}
-
-/// Reads the scales at the ends of the first `count` rows. Those of rows that are not there are 0: no query attends to them.
-fn read_scales(operand: &Operand<'_>, starts: &[usize; RUN], count: usize, scales: &mut [[f32; RUN]]) {
-    let Elements::Bytes(data) = operand.data else { return };
-    for (index, start) in starts.iter().enumerate().take(count) {
-        let end = start.wrapping_add(operand.size);
-        let bytes = data.get(end..end.wrapping_add(scales.len() * CACHE_SCALE_BYTES)).unwrap_or(&[]);
-        for (group, bytes) in scales.iter_mut().zip(bytes.as_chunks::<CACHE_SCALE_BYTES>().0) {
-            group[index] = f32::from_le_bytes(bytes.map(|byte| byte as u8));
-        }
-    }
-}
-
-/// The groups of elements of a head that share a scale.
-fn groups(size: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..size).step_by(CACHE_GROUP).map(move |first| first..(first + CACHE_GROUP).min(size))
 }
 
 /// Rows of a tile, and keys of a run that all of them see.
@@ -108,24 +101,21 @@ impl<S: KeySource> Problem<'_, S> {
         let Some(sequence) = self.source.sequence(tile.sequence) else { return };
         let (group, size) = (self.group, self.key.size);
         let heads = tile.rows * group;
-        let is_i8 = matches!(self.key.data, Elements::Bytes(_));
-        let grouped = if is_i8 { heads * RUN } else { 0 };
         let panels = [transposed_floats(RUN, size), copied_floats(RUN, self.value.size)];
         let scales = [scale_floats(&self.key), scale_floats(&self.value)];
-        let sizes = [heads * size, heads * RUN, grouped, panels[0], panels[1], scales[0], scales[1]];
+        let sizes = [heads * size, heads * RUN, panels[0], panels[1], scales[0], scales[1]];
         out.sums.fill(0.0);
         (0..heads).for_each(|head| State::new(None).store(out.states, head));
-        let [queries, scores, grouped, key_panels, value_panels, key_scales, value_scales] =
-            lane.split(sizes);
-        let [keys_of_groups, values_of_groups] = [key_scales, value_scales].map(|all| all.as_chunks_mut().0);
-        let mut scales = is_i8.then_some(Scales { keys: keys_of_groups, values: values_of_groups });
+        let [queries, scores, key_panels, value_panels, key_scales, value_scales] = lane.split(sizes);
         for row in 0..tile.rows {
             let start = self.query.row_start(tile.first_row + row) + kv_head * group * size;
             if size > 0 {
                 self.query.data.widen(start, &mut queries[row * group * size..][..group * size]);
             }
         }
-        let mut scratch = RunScratch { scores, grouped, keys: key_panels, values: value_panels };
+        let [key_scales, value_scales] = [key_scales, value_scales].map(|scales| scales.as_chunks_mut().0);
+        let mut scratch =
+            RunScratch { scores, keys: key_panels, values: value_panels, key_scales, value_scales };
         // Runs start where they would if the tile saw all keys.
         let first = keys.start - keys.start % RUN;
         let places = |start: usize| self.places(tile.sequence, kv_head, start..(start + RUN).min(keys.end));
@@ -133,11 +123,7 @@ impl<S: KeySource> Problem<'_, S> {
         for start in (first..keys.end).step_by(RUN) {
             let here = std::mem::replace(&mut next, places((start + RUN).min(keys.end)));
             let run = Run { keys: start..(start + RUN).min(keys.end), places: &here, ahead: &next };
-            if let Some(scales) = &mut scales {
-                read_scales(&self.key, &here.keys, run.keys.len(), scales.keys);
-                read_scales(&self.value, &here.values, run.keys.len(), scales.values);
-            }
-            self.tile_run(&sequence, tile, kv_head, (&run, scales.as_ref()), queries, out, &mut scratch);
+            self.tile_run(&sequence, tile, kv_head, &run, queries, out, &mut scratch);
         }
     }
 
@@ -166,7 +152,7 @@ impl<S: KeySource> Problem<'_, S> {
         sequence: &Sequence,
         tile: Tile,
         kv_head: usize,
-        (run, scales): (&Run<'_>, Option<&Scales<'_>>),
+        run: &Run<'_>,
         queries: &[f32],
         out: &mut Partial<'_>,
         scratch: &mut RunScratch<'_>,
@@ -174,18 +160,20 @@ impl<S: KeySource> Problem<'_, S> {
         let Run { keys: run, places, ahead } = run;
         let count = run.len();
         let all_there = !places.keys[..count].contains(&NOWHERE);
+        read_scales(&self.key, &places.keys[..count], scratch.key_scales);
+        read_scales(&self.value, &places.values[..count], scratch.value_scales);
         let keys = Rows {
             data: self.key.data,
+            scales: scratch.key_scales,
             starts: &places.keys[..count],
             ahead: &ahead.keys,
-            first: 0,
             size: self.key.size,
         };
         let values = Rows {
             data: self.value.data,
+            scales: scratch.value_scales,
             starts: &places.values[..count],
             ahead: &ahead.values,
-            first: 0,
             size: self.value.size,
         };
         let source = if tile.rows * self.group <= FEW_HEADS {
@@ -217,8 +205,7 @@ impl<S: KeySource> Problem<'_, S> {
             let mut part = |start: usize, end: usize| {
                 let part = Part { rows: row..row + rows, keys: start - run.start..end - run.start, count };
                 let ahead = sequence.position(tile, row) - start as i64;
-                let scores = (&mut *scratch.scores, &mut *scratch.grouped);
-                self.absorb(kv_head, &part, ahead, queries, (&source, scales), scores, out);
+                self.absorb(kv_head, &part, ahead, queries, &source, scratch.scores, out);
             };
             if all_there && self.bits.is_none() {
                 if !seen.is_empty() {
@@ -239,76 +226,27 @@ impl<S: KeySource> Problem<'_, S> {
         part: &Part,
         ahead: i64,
         queries: &[f32],
-        (source, scales): (&Source<'_>, Option<&Scales<'_>>),
-        (scores, grouped): (&mut [f32], &mut [f32]),
+        source: &Source<'_>,
+        scores: &mut [f32],
         out: &mut Partial<'_>,
     ) {
         let (group, size, sum_size) = (self.group, self.key.size, self.sum_floats());
         let heads = part.rows.start * group..part.rows.end * group;
         let queries = &queries[heads.start * size..heads.end * size];
-        let (count, length) = (heads.len(), part.keys.len());
-        // Products with panels begin with the first key of a panel.
-        let first = if matches!(source, Source::Rows { .. }) { 0 } else { part.keys.start % WIDTH };
-        let of_head = |head: usize| head * RUN + first..head * RUN + first + length;
-        if let Some(scales) = scales {
-            (0..count).for_each(|head| scores[of_head(head)].fill(0.0));
-            for (elements, scales) in groups(size).zip(scales.keys.iter()) {
-                self.dot(source, part, elements, queries, grouped);
-                for head in 0..count {
-                    let products = grouped[of_head(head)].iter().zip(&scales[part.keys.clone()]);
-                    for (score, (product, scale)) in scores[of_head(head)].iter_mut().zip(products) {
-                        *score += product * scale;
-                    }
+        let first = match source {
+            Source::Rows { keys, .. } => {
+                RowProduct {
+                    rows: keys,
+                    part: part.keys.clone(),
+                    x: queries,
+                    x_stride: size,
+                    heads: heads.len(),
+                    out: &mut *scores,
+                    out_stride: RUN,
                 }
+                .dot(self.instructions);
+                0
             }
-        } else {
-            self.dot(source, part, 0..size, queries, scores);
-        }
-        for (index, head) in heads.clone().enumerate() {
-            let scores = &mut scores[of_head(index)];
-            let slope = self.alibi.map(|slopes| slopes[kv_head * group + head % group]);
-            self.scores.adjust(slope, ahead + (index / group) as i64, scores);
-            let mut state = State::load(out.states, head);
-            state.absorb(scores, &mut out.sums[head * sum_size..][..sum_size]);
-            state.store(out.states, head);
-        }
-        let sums = &mut out.sums[heads.start * sum_size..heads.end * sum_size];
-        let Some(scales) = scales else {
-            return self.add_weighted(source, part, 0..self.value.size, &scores[first..], sums);
-        };
-        for (elements, scales) in groups(self.value.size).zip(scales.values.iter()) {
-            for head in 0..count {
-                let weights = scores[of_head(head)].iter().zip(&scales[part.keys.clone()]);
-                let grouped = grouped[of_head(head)].iter_mut().zip(weights);
-                grouped.for_each(|(grouped, (weight, scale))| *grouped = weight * scale);
-            }
-            self.add_weighted(source, part, elements, &grouped[first..], sums);
-        }
-    }
-
-    /// The products of queries and keys over a range of elements. Those of a head begin at a multiple of [`RUN`].
-    fn dot(
-        &self,
-        source: &Source<'_>,
-        part: &Part,
-        elements: Range<usize>,
-        queries: &[f32],
-        out: &mut [f32],
-    ) {
-        let size = self.key.size;
-        let heads = part.rows.len() * self.group;
-        let x = queries.get(elements.start..).unwrap_or(&[]);
-        match source {
-            Source::Rows { keys, .. } => RowProduct {
-                rows: &Rows { first: elements.start, size: elements.len(), ..*keys },
-                part: part.keys.clone(),
-                x,
-                x_stride: size,
-                heads,
-                out,
-                out_stride: RUN,
-            }
-            .dot(self.instructions),
             Source::Panels { keys, .. } => {
                 // Whole panels; the scores of keys beside the part are not read.
                 let panels = part.keys.start / WIDTH..part.keys.end.div_ceil(WIDTH);
@@ -316,53 +254,51 @@ impl<S: KeySource> Problem<'_, S> {
                     panels: &keys[panels.start * WIDTH * size..panels.end * WIDTH * size],
                     panel_count: panels.len(),
                     stride: size,
-                    first: elements.start,
-                    inputs: elements.len(),
-                    x,
+                    first: 0,
+                    inputs: size,
+                    x: queries,
                     x_stride: size,
-                    rows: heads,
-                    out,
+                    rows: heads.len(),
+                    out: &mut *scores,
                     out_stride: RUN,
                     add: false,
                 }
                 .run(self.instructions);
+                part.keys.start - panels.start * WIDTH
             }
+        };
+        for (index, head) in heads.clone().enumerate() {
+            let scores = &mut scores[index * RUN + first..][..part.keys.len()];
+            let slope = self.alibi.map(|slopes| slopes[kv_head * group + head % group]);
+            self.scores.adjust(slope, ahead + (index / group) as i64, scores);
+            let mut state = State::load(out.states, head);
+            state.absorb(scores, &mut out.sums[head * sum_size..][..sum_size]);
+            state.store(out.states, head);
         }
-    }
-
-    /// Adds a range of elements of the values, times the weights of their keys. Weights of a head begin at a multiple of [`RUN`].
-    fn add_weighted(
-        &self,
-        source: &Source<'_>,
-        part: &Part,
-        elements: Range<usize>,
-        weights: &[f32],
-        sums: &mut [f32],
-    ) {
-        let heads = part.rows.len() * self.group;
-        let (out, out_stride) = (sums.get_mut(elements.start..).unwrap_or(&mut []), self.sum_floats());
+        let (weights, count) = (&scores[first..], heads.len());
+        let sums = &mut out.sums[heads.start * sum_size..heads.end * sum_size];
         match source {
             Source::Rows { values, .. } => RowProduct {
-                rows: &Rows { first: elements.start, size: elements.len(), ..*values },
+                rows: values,
                 part: part.keys.clone(),
                 x: weights,
                 x_stride: RUN,
-                heads,
-                out,
-                out_stride,
+                heads: count,
+                out: sums,
+                out_stride: sum_size,
             }
             .add_weighted(self.instructions),
             Source::Panels { values, .. } => PanelProduct {
-                panels: &values[elements.start * part.count..],
-                panel_count: elements.len().div_ceil(WIDTH),
+                panels: values,
+                panel_count: sum_size / WIDTH,
                 stride: part.count,
                 first: part.keys.start,
                 inputs: part.keys.len(),
                 x: weights,
                 x_stride: RUN,
-                rows: heads,
-                out,
-                out_stride,
+                rows: count,
+                out: sums,
+                out_stride: sum_size,
                 add: true,
             }
             .run(self.instructions),
