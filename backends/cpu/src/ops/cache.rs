@@ -45,7 +45,7 @@ fn quantise(values: &[f32], row: &mut [i8]) {
         let scale = simd::quantise(values, bytes);
         // An infinite or NaN value makes all of its group NaN, so that it is not taken for a number.
         let scale = if values.iter().all(|value| value.is_finite()) { scale } else { f32::NAN };
-        *out = scale.to_le_bytes().map(|byte| byte as i8);
+        *out = bytemuck::cast(scale.to_le_bytes());
     }
 }
 

@@ -50,7 +50,8 @@ fn read_scales(operand: &Operand<'_>, starts: &[usize], scales: &mut [[f32; SCAL
         match data.get(end..end.wrapping_add(bytes)) {
             Some(found) => {
                 for (group, scale) in scales.iter_mut().zip(found.as_chunks::<CACHE_SCALE_BYTES>().0) {
-                    group[index] = f32::from_le_bytes(scale.map(|byte| byte as u8));
+                    // Mapping the bytes one by one would call a function for each.
+                    group[index] = f32::from_le_bytes(bytemuck::cast(*scale));
                 }
             }
             None => scales.iter_mut().for_each(|group| group[index] = 0.0),
