@@ -53,19 +53,24 @@ fn call_of(case: &CallCase) -> ValidCall {
     call.validate().unwrap()
 }
 
-/// The kernels that a case launches; none for a region that the backend leaves to the calls of its body, nor for the ops that CUDA does
-/// not have, whose activations are quantised in groups.
+/// The kernels that a case launches; none for a region that the backend leaves to the calls of its body, nor for what CUDA does not have:
+/// ops whose activations are quantised in groups, and KV caches of i8.
 fn kernels_of(case: &Case) -> BTreeSet<&'static str> {
     let calls = case.calls.iter().filter(|call| !matches!(call.op, Op::AttentionPrepare(_)));
-    let specs = |call: &CallCase| match kernel_specs(&call_of(call), &H200) {
-        Err(error) if error.code() == Code::Unsupported && may_be_refused(&call.op) => Vec::new(),
-        specs => specs.unwrap(),
+    let specs = |call: &CallCase| {
+        let call = call_of(call);
+        match kernel_specs(&call, &H200) {
+            Err(error) if error.code() == Code::Unsupported && may_be_refused(&call) => Vec::new(),
+            specs => specs.unwrap(),
+        }
     };
     calls.flat_map(specs).map(|spec| spec.entry).collect()
 }
 
-fn may_be_refused(op: &Op) -> bool {
-    matches!(op, Op::Region(_)) || op.profile() == Some(Profile::LlmQuant2)
+fn may_be_refused(call: &ValidCall) -> bool {
+    matches!(call.op, Op::Region(_))
+        || call.op.profile() == Some(Profile::LlmQuant2)
+        || call.refuse_i8_caches("CUDA").is_err()
 }
 
 #[test]
