@@ -294,6 +294,10 @@ impl EngineOptions {
             );
             return Err(EngineError::option("step-tokens", self.step_tokens, rule));
         }
+        if self.experts == ExpertsIn::Host && !matches!(self.weights_in, WeightsIn::Auto | WeightsIn::Host) {
+            let rule = format!("needs --weights-in auto or host, not {}", self.weights_in);
+            return Err(EngineError::option("experts", self.experts, rule));
+        }
         if let Some(speculation) = self.speculation {
             speculation.validate()?;
         }

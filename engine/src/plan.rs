@@ -246,7 +246,6 @@ impl EnginePlan {
         let refused = |why: &str| EngineError::option("experts", experts, format!("is not possible: {why}"));
         // Experts on disk are read into buffers, layer by layer.
         let layers = match self.options.weights_in {
-            WeightsIn::Disk(_) if asked => return Err(refused("weights are on disk")),
             WeightsIn::Disk(_) => None,
             _ => match StreamableLayers::of_experts(self.programs.all_rows(), device) {
                 Ok(None) if asked => return Err(refused("the model has none")),
@@ -385,7 +384,7 @@ impl EnginePlan {
 
     /// Whether the steps of a bucket read the weights of streamed layers in host memory.
     pub(crate) fn reads_in_place(&self, bucket: Bucket) -> bool {
-        self.stream.as_ref().is_some_and(|stream| bucket.tokens <= stream.most_tokens_in_place())
+        self.stream.as_ref().is_some_and(|stream| stream.reads_in_place(bucket.tokens))
     }
 
     /// The memory that will be allocated.

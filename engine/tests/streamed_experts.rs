@@ -145,7 +145,8 @@ fn ranks_read_their_shares() {
 
 #[rstest]
 #[case::no_experts(false, WeightsIn::Auto, None, "the model has none")]
-#[case::on_disk(true, WeightsIn::Disk("/tmp".into()), None, "weights are on disk")]
+#[case::on_disk(true, WeightsIn::Disk("/tmp".into()), None, "needs --weights-in auto or host, not disk:/tmp")]
+#[case::on_the_device(true, WeightsIn::Device, None, "needs --weights-in auto or host, not device")]
 #[case::too_little_memory(true, WeightsIn::Auto, Some(600 << 10), "more device memory")]
 fn what_is_not_possible_is_named(
     #[case] of_experts: bool,

@@ -87,7 +87,7 @@ fn stream_weights(
         let streamed = StreamedWeights {
             layers: plan.layers.len(),
             resident_layers: plan.resident_layers,
-            in_place: tokens <= plan.most_tokens_in_place(),
+            in_place: plan.reads_in_place(tokens),
             bytes,
             copy_us: bytes as f64 / host_bandwidth * 1e6,
             prompt_copy_us: plan.streamed_bytes() as f64 / host_bandwidth * 1e6,

@@ -133,7 +133,9 @@ impl StreamableLayers {
         })?;
         let layers: Vec<_> = layers.into_iter().map(place).collect::<Result<_>>()?;
         let layers: Vec<_> = layers.into_iter().filter(|layer| !layer.weights.is_empty()).collect();
-        let experts = experts.and_then(|experts| experts.values().next().copied());
+        // If layers have different numbers of experts, those decide that the fewest tokens choose most of.
+        let experts =
+            experts.and_then(|all| all.values().copied().min_by_key(|it| most_tokens_in_place(*it)));
         Ok((!layers.is_empty()).then_some(Self { layers, experts }))
     }
 
@@ -260,8 +262,12 @@ impl StreamPlan {
         self.layers.iter().map(|layer| layer.bytes as u64).sum()
     }
 
-    /// The largest number of tokens of a step that reads the weights of streamed layers in host memory, instead of copying them to the
-    /// ring; 0 if none does.
+    /// Whether a step of this many tokens reads the weights of streamed layers in host memory, instead of copying them to the ring.
+    pub(crate) fn reads_in_place(&self, tokens: usize) -> bool {
+        self.experts.is_some_and(|experts| are_read_in_place(experts, tokens))
+    }
+
+    /// The largest number of tokens of a step that [reads them there](Self::reads_in_place); 0 if none does.
     pub(crate) fn most_tokens_in_place(&self) -> usize {
         self.experts.map_or(0, most_tokens_in_place)
     }
@@ -269,7 +275,7 @@ impl StreamPlan {
     /// Bytes that cross the link in a step of this many tokens: those of experts that are expected to be chosen, or all.
     pub(crate) fn link_bytes(&self, tokens: usize) -> u64 {
         let all = self.streamed_bytes();
-        match self.experts.filter(|experts| tokens <= most_tokens_in_place(*experts)) {
+        match self.experts.filter(|experts| are_read_in_place(*experts, tokens)) {
             Some(experts) => (all as f64 * experts.expected_share(tokens)) as u64,
             None => all,
         }
@@ -318,10 +324,14 @@ impl StreamPlan {
     }
 }
 
-/// The largest number of tokens whose experts are read in host memory.
+/// Whether the experts that so many tokens choose are read in host memory.
+fn are_read_in_place(experts: Experts, tokens: usize) -> bool {
+    experts.expected_share(tokens) <= MOST_READ_IN_PLACE
+}
+
+/// The largest number of tokens whose experts are read in host memory. The share of experts grows with the number of tokens.
 fn most_tokens_in_place(experts: Experts) -> usize {
-    // A share that rounds to 1 ends the search: experts that are always chosen are copied.
-    (1..).take_while(|tokens| experts.expected_share(*tokens) <= MOST_READ_IN_PLACE).last().unwrap_or(0)
+    (1..).take_while(|tokens| are_read_in_place(experts, *tokens)).last().unwrap_or(0)
 }
 
 /// The weights of experts of a program.
