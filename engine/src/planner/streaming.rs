@@ -14,7 +14,9 @@ pub struct StreamedWeights {
     pub layers: usize,
     /// Layers that stay on the device.
     pub resident_layers: usize,
-    /// Whether a step reads the experts that it chooses in host memory; otherwise it copies all of these layers to the device.
+    /// Whether only experts are in host memory, and the other weights of these layers on the device.
+    pub of_experts: bool,
+    /// Whether a step reads the experts that it chooses in host memory; otherwise it copies all that is there to the device.
     pub in_place: bool,
     /// Bytes that a step copies or reads.
     pub bytes: u64,
@@ -87,6 +89,7 @@ fn stream_weights(
         let streamed = StreamedWeights {
             layers: plan.layers.len(),
             resident_layers: plan.resident_layers,
+            of_experts,
             in_place: plan.reads_in_place(tokens),
             bytes,
             copy_us: bytes as f64 / host_bandwidth * 1e6,

@@ -235,7 +235,10 @@ fn streaming(
         true => format!(
             "a step reads the experts that it chooses in {streamed} of {layers} layers in host memory"
         ),
-        false => format!("{streamed} of {layers} layers are copied from host memory in every step"),
+        false => {
+            let what = if stages().all(|streamed| streamed.of_experts) { "the experts of " } else { "" };
+            format!("{what}{streamed} of {layers} layers are copied from host memory in every step")
+        }
     };
     let mut text = format!(
         "the weights do not fit: {what}, {} on each rank at {:.0} GB/s\n\
