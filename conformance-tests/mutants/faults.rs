@@ -88,6 +88,8 @@ pub(crate) struct Fault {
     pub(crate) adopted_early: bool,
     /// A weight in pinned memory keeps the bytes that it had when it was adopted.
     pub(crate) pinned_copied: bool,
+    /// An operand in pinned memory keeps the bytes that it had when the call was bound.
+    pub(crate) pinned_operand_copied: bool,
 }
 
 /// No fault.
@@ -127,6 +129,7 @@ pub(crate) const NONE: Fault = Fault {
     packed_short: false,
     adopted_early: false,
     pinned_copied: false,
+    pinned_operand_copied: false,
 };
 
 /// A call that runs otherwise.
@@ -503,6 +506,7 @@ static FAULTS: &[Fault] = &[
     Fault { name: "packed_short", packed_short: true, ..NONE },
     Fault { name: "adopted_early", adopted_early: true, ..NONE },
     Fault { name: "pinned_copied", pinned_copied: true, ..NONE },
+    Fault { name: "pinned_operand_copied", pinned_operand_copied: true, ..NONE },
     Fault { name: "memory_not_zeroed", memory_not_zeroed: true, ..NONE },
     Fault { name: "limit_ignored", limit_ignored: true, ..NONE },
     run("wavers", |run, stream| match run.count() % 2 {

@@ -231,6 +231,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "a weight in pinned memory keeps the bytes that it had when it was adopted",
         "check/packed_pinned",
     ),
+    mutant(
+        "pinned_operand_copied",
+        "an operand in pinned memory keeps the bytes that it had when the call was bound",
+        "check/cache_pinned",
+    ),
     mutant("memory_not_zeroed", "new memory holds something", "check/memory_zeroed"),
     mutant("limit_ignored", "the memory limit is not kept", "check/memory_limit"),
     mutant("handles_leak", "every handle of the device leaves memory behind", "check/memory_reopened"),

@@ -6,6 +6,8 @@
 mod comm;
 #[path = "wrap/kept.rs"]
 mod kept;
+#[path = "wrap/pinned.rs"]
+mod pinned;
 #[path = "wrap/stream.rs"]
 mod stream;
 
@@ -42,7 +44,6 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, LocalKey},
-    time::Duration,
 };
 pub(crate) use stream::StreamFault;
 use stream::{MutantEvent, MutantStream, inner_stream};
@@ -318,11 +319,7 @@ impl Kernels for MutantKernels {
 
     fn adopt(&self, weight: &WeightDesc, memory: &BufferSlice) -> Result<Arc<dyn PackedWeight>> {
         if self.0.fault.pinned_copied && memory.buffer.kind() == MemoryKind::Pinned {
-            let copy = BufferSlice::whole(self.0.inner.allocate(memory.bytes, MemoryKind::Device)?);
-            let mut stream = self.0.inner.stream()?;
-            stream.copy(memory, &copy)?;
-            stream.synchronize("the copy of a weight", Duration::from_secs(10))?;
-            return self.0.inner.kernels().adopt(weight, &copy);
+            return self.0.inner.kernels().adopt(weight, &self.0.copied(memory)?);
         }
         let early = BufferSlice { offset: 0, ..memory.clone() };
         self.0.inner.kernels().adopt(weight, if self.0.fault.adopted_early { &early } else { memory })
@@ -367,6 +364,9 @@ impl Plan for MutantPlan {
         let mut changed = arguments.clone();
         if let Some(change) = fault.arguments.filter(|_| is_meant) {
             change(&mut changed);
+        }
+        if fault.pinned_operand_copied && self.inner.call().op.updates(0).is_none() {
+            changed.operands.iter_mut().flatten().try_for_each(|operand| self.shared.unpin(operand))?;
         }
         let mut plan = self.inner.clone();
         if fault.stale_plan {

@@ -23,6 +23,7 @@ mod metamorphic;
 mod ordering;
 mod packed;
 mod paged;
+mod pinned;
 mod quantised;
 mod raw;
 mod replay;
@@ -396,6 +397,12 @@ pub const CHECKS: &[Check] = &[
         "a packed weight gives the same bits where it was packed and in pinned memory",
         None,
         packed::pinned
+    ),
+    check!(
+        "cache_pinned",
+        "keys and values in pinned memory are read and written there, with the bits of those in device memory",
+        CORE,
+        pinned::cache
     ),
     check!("sampling_masked", "a masked token is never drawn", CORE, sampling::masked),
     check!(

@@ -114,6 +114,8 @@ pub struct DeviceProperties {
     pub flushed: Flushed,
     /// Whether the host can read device memory in place.
     pub unified_memory: bool,
+    /// Whether calls take tensors in pinned memory wherever they take them in device memory, with the same results.
+    pub binds_pinned: bool,
 }
 
 /// The float types whose subnormal numbers a device may replace by zeros of the same sign. Of other types it keeps them: in

@@ -27,6 +27,7 @@ pub(crate) fn properties(name: String, memory_bytes: u64) -> DeviceProperties {
         strict_nan: true,
         flushed: Flushed::default(),
         unified_memory: false,
+        binds_pinned: true,
     }
 }
 

@@ -68,6 +68,7 @@ impl<C: Compute> HostDevice<C> {
             strict_nan: true,
             flushed: Flushed::default(),
             unified_memory: true,
+            binds_pinned: true,
         };
         let (kernels, graphs) = (HostKernels::new(host.clone(), compute), HostGraphs::new(host.clone()));
         Self { host, properties, kernels, collective: HostCollective, graphs }

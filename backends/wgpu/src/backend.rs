@@ -172,6 +172,7 @@ impl WgpuDevice {
             strict_nan: false,
             flushed: Flushed::default(),
             unified_memory: false,
+            binds_pinned: false,
         };
         Self { kernels: WgpuKernels::new(context.clone()), context, properties }
     }

@@ -116,6 +116,16 @@ impl Sequence {
 }
 
 impl Cache {
+    /// The same pages in other memory.
+    pub(crate) fn map(self, mut change: impl FnMut(&Held) -> Result<Held, Stop>) -> Result<Self, Stop> {
+        Ok(Self { key: change(&self.key)?, value: change(&self.value)?, block: self.block })
+    }
+
+    /// The keys and the values.
+    pub(crate) fn tensors(&self) -> [&Held; 2] {
+        [&self.key, &self.value]
+    }
+
     /// Writes the keys and values of a step.
     pub(crate) fn write(&self, bench: &mut Bench, turns: &[Turn<'_>]) -> Result<(), Stop> {
         let gather = |of: fn(&Sequence) -> &Tensor| {

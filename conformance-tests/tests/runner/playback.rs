@@ -62,6 +62,7 @@ impl PlaybackDevice {
             strict_nan: true,
             flushed: Flushed::default(),
             unified_memory: true,
+            binds_pinned: false,
         };
         Arc::new(Self { properties, call: call.clone(), fault, leaked: Arc::default() })
     }

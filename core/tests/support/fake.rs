@@ -37,6 +37,7 @@ impl Fake {
             strict_nan: false,
             flushed: Flushed::default(),
             unified_memory: true,
+            binds_pinned: true,
         };
         Self { properties, workspace: 0, ran: Arc::default() }
     }

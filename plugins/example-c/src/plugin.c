@@ -87,7 +87,8 @@ static dsr_status *device_properties(dsr_device *device, dsr_device_properties *
     /* The conformance suite tests what is listed here. Integer types have no bits. */
     DSR_SET(properties, dsr_device_properties, dtypes, UINT64_C(1) << DSR_DTYPE_F32);
     DSR_SET(properties, dsr_device_properties, profiles, UINT64_C(1) << DSR_PROFILE_LLM_CORE_1);
-    DSR_SET(properties, dsr_device_properties, flags, DSR_DEVICE_STRICT_NAN | DSR_DEVICE_UNIFIED_MEMORY);
+    DSR_SET(properties, dsr_device_properties, flags,
+            DSR_DEVICE_STRICT_NAN | DSR_DEVICE_UNIFIED_MEMORY | DSR_DEVICE_BINDS_PINNED);
     say(DSR_GET(properties, dsr_device_properties, name), "CPU (one thread)");
     return NULL;
 }

@@ -307,6 +307,9 @@
 // The device supports the comm table.
 #define DSR_DEVICE_COLLECTIVES 8
 
+// Calls take tensors in pinned memory wherever they take them in device memory, with the same results.
+#define DSR_DEVICE_BINDS_PINNED 16
+
 // Kinds of memory: device memory.
 #define DSR_MEMORY_DEVICE 1
 

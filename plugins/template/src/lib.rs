@@ -63,6 +63,7 @@ impl Backend for MyBackend {
             strict_nan: true,
             flushed: dsrun_core::device::Flushed::default(),
             unified_memory: false,
+            binds_pinned: false,
         };
         Ok(Arc::new(HostDevice { properties, account: Arc::new(Account::new(options.memory_limit)) }))
     }

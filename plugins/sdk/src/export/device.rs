@@ -120,11 +120,13 @@ unsafe extern "C" fn device_properties(
             strict_nan,
             flushed,
             unified_memory,
+            binds_pinned,
         } = device.properties();
         let Flushed { operands, results } = flushed;
         let flags = [
             (*strict_nan, DSR_DEVICE_STRICT_NAN),
             (*unified_memory, DSR_DEVICE_UNIFIED_MEMORY),
+            (*binds_pinned, DSR_DEVICE_BINDS_PINNED),
             (device.graphs().is_some(), DSR_DEVICE_GRAPHS),
             (device.collective().is_some(), DSR_DEVICE_COLLECTIVES),
         ];

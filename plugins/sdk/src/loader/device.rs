@@ -61,6 +61,7 @@ impl PluginDevice {
             strict_nan: raw.flags & DSR_DEVICE_STRICT_NAN != 0,
             flushed: Flushed { operands: types(raw.flushed_operands), results: types(raw.flushed_results) },
             unified_memory: raw.flags & DSR_DEVICE_UNIFIED_MEMORY != 0,
+            binds_pinned: raw.flags & DSR_DEVICE_BINDS_PINNED != 0,
         };
         Ok(Self { open, properties, flags: raw.flags })
     }

@@ -34,6 +34,8 @@ pub const DSR_DEVICE_UNIFIED_MEMORY: u64 = 2;
 pub const DSR_DEVICE_GRAPHS: u64 = 4;
 /// The device supports the comm table.
 pub const DSR_DEVICE_COLLECTIVES: u64 = 8;
+/// Calls take tensors in pinned memory wherever they take them in device memory, with the same results.
+pub const DSR_DEVICE_BINDS_PINNED: u64 = 16;
 
 /// Kinds of memory: device memory.
 pub const DSR_MEMORY_DEVICE: u32 = 1;

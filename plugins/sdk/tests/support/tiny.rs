@@ -93,6 +93,7 @@ impl Backend for Tiny {
                 strict_nan: true,
                 flushed: Flushed { operands: vec![DType::BF16], results: vec![DType::F32, DType::F16] },
                 unified_memory: index == 0,
+                binds_pinned: index == 0,
             },
             used: Arc::default(),
         }))
