@@ -48,6 +48,20 @@ pub enum EngineError {
         plan: Box<MemoryPlan>,
     },
 
+    /// The part of the KV cache that is kept in host memory does not fit there.
+    #[error(
+        "the KV cache does not fit into host memory: {} are needed, {} may be used (half of what is available)\nhint: a smaller --context, \
+         fewer --kv-tokens or fewer requests side by side, or a larger --gpu-memory",
+        Bytes(*needed),
+        Bytes(*available)
+    )]
+    HostCache {
+        /// Bytes of keys and values in host memory.
+        needed: u64,
+        /// Bytes that they may take on the host.
+        available: u64,
+    },
+
     /// The weights of streamed layers do not fit into the memory of the host.
     #[error(
         "streamed weights do not fit into host memory: {} are needed, {} are available\nhint: --weights-in disk:FOLDER reads layers \

@@ -50,9 +50,11 @@ pub use offline::{
     Sensitivity, calibrate, calibration_sequences, check_budget, log_probability, mixed_precision,
     sensitivity,
 };
-pub use options::{CachePrecision, EngineOptions, ExpertsIn, Precision, PrefixStore, Speculation, WeightsIn};
+pub use options::{
+    CachePrecision, EngineOptions, ExpertsIn, KvIn, Precision, PrefixStore, Speculation, WeightsIn,
+};
 pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings};
-pub use plan::{CacheRoom, EnginePlan, LinkRates, StepTraffic, StreamForecast};
+pub use plan::{CacheRoom, EnginePlan, HostCacheForecast, LinkRates, StepTraffic, StreamForecast};
 pub use processes::{Facts, Launch, LaunchError, Launcher, Processes};
 pub use request::{
     Constraint, EmbeddingRequest, FinishReason, Pooling, Request, RequestId, RequestLimits, TokenEvent,

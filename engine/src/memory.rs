@@ -9,8 +9,10 @@ pub struct MemoryPlan {
     pub weights: u64,
     /// The ring buffer of device slots for streamed weights.
     pub ring: u64,
-    /// The KV cache.
+    /// The KV cache on the device.
     pub kv_cache: u64,
+    /// Slots on the device for layers whose keys and values are in host memory.
+    pub kv_slots: u64,
     /// Tokens the KV cache holds, over all requests.
     pub kv_tokens: u64,
     /// The request table: token counts, sampling parameters, block tables.
@@ -21,6 +23,8 @@ pub struct MemoryPlan {
     pub workspace: u64,
     /// The draft model that proposes tokens.
     pub draft: Option<Box<Self>>,
+    /// Keys and values in host memory. Not part of the total.
+    pub kv_host: u64,
     /// Host memory for the pages of requests that are pre-empted. Not part of the total.
     pub swap: u64,
     /// Host memory for pages of the prefix cache. Not part of the total.
@@ -40,8 +44,8 @@ impl MemoryPlan {
     /// All bytes.
     pub fn total(&self) -> u64 {
         let draft = self.draft.as_ref().map_or(0, |draft| draft.total());
-        let parts =
-            [self.weights, self.ring, self.kv_cache, self.requests, self.activations, self.workspace, draft];
+        let kv = self.kv_cache.saturating_add(self.kv_slots);
+        let parts = [self.weights, self.ring, kv, self.requests, self.activations, self.workspace, draft];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
@@ -71,7 +75,7 @@ impl MemoryPlan {
         if self.available.is_some_and(|available| self.weights > available) || self.weights > beside_weights {
             "--dtype bf16, --quantize w8a16 or w4a16, a quantised file, or a smaller model need less memory for weights; --weights-in host streams them"
         } else if self.kv_cache > beside_weights / 2 {
-            "a smaller --context, fewer --kv-tokens, or fewer requests side by side need less KV cache"
+            "a smaller --context, fewer --kv-tokens, or fewer requests side by side need less KV cache; --kv-in host keeps it in host memory"
         } else {
             "fewer --step-tokens, or fewer requests side by side, need less memory for a step"
         }
@@ -80,11 +84,15 @@ impl MemoryPlan {
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kv = format!("KV cache ({} tokens)", self.kv_tokens);
+        let kv = match self.kv_host {
+            0 => format!("KV cache ({} tokens)", self.kv_tokens),
+            _ => format!("KV cache on the device ({} tokens)", self.kv_tokens),
+        };
         let mut rows = vec![
             ("weights".to_owned(), self.weights),
             ("ring of streamed layers".to_owned(), self.ring),
             (kv, self.kv_cache),
+            ("slots for KV cache in host memory".to_owned(), self.kv_slots),
             ("request table".to_owned(), self.requests),
             ("activations".to_owned(), self.activations),
             ("workspace and inputs".to_owned(), self.workspace),
@@ -95,7 +103,7 @@ impl fmt::Display for MemoryPlan {
             rows.push(("draft model, all else".to_owned(), draft.total().saturating_sub(draft.kv_cache)));
         }
         rows.push(("total".to_owned(), self.total()));
-        rows.retain(|(name, bytes)| *bytes > 0 || !name.starts_with("ring"));
+        rows.retain(|(name, bytes)| *bytes > 0 || !(name.starts_with("ring") || name.starts_with("slots")));
         let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, bytes) in rows {
             writeln!(f, "  {name:width$} {:>10}", Bytes(bytes).to_string())?;
@@ -105,6 +113,9 @@ impl fmt::Display for MemoryPlan {
         }
         if self.disk > 0 {
             writeln!(f, "  {:width$} {:>10}", "disk, read each step", Bytes(self.disk).to_string())?;
+        }
+        if self.kv_host > 0 {
+            writeln!(f, "  {:width$} {:>10}", "host, for the KV cache", Bytes(self.kv_host).to_string())?;
         }
         if self.swap > 0 {
             writeln!(f, "  {:width$} {:>10}", "host, for swapping", Bytes(self.swap).to_string())?;

@@ -1,6 +1,7 @@
 //! The options of an engine.
 
 mod experts_in;
+mod kv_in;
 mod prefix_store;
 mod speculation;
 mod weights_in;
@@ -16,6 +17,7 @@ use crate::{
 use dsrun_core::DType;
 use dsrun_models::config::DecoderConfig;
 pub use experts_in::ExpertsIn;
+pub use kv_in::KvIn;
 pub use prefix_store::PrefixStore;
 pub use speculation::Speculation;
 use std::sync::Arc;
@@ -143,10 +145,14 @@ pub struct EngineOptions {
     /// Where the weights of experts are kept. Steps of few tokens read experts in host memory when they choose them; other steps copy
     /// them to the device.
     pub experts: ExpertsIn,
+    /// Where keys and values are kept. Steps of few tokens for each request read those in host memory there; other steps copy the pages
+    /// that they need to the device.
+    pub kv_in: KvIn,
     /// With [`WeightsIn::Disk`], the bytes of host memory that streamed weights may take, for each rank; half of what is available if
     /// absent.
     pub host_memory: Option<u64>,
-    /// If layers are streamed, the maximum number of layers that stay on the device; as many as fit if absent.
+    /// If weights or the KV cache are in host memory, the maximum number of layers whose part stays on the device; as many as fit if
+    /// absent.
     pub resident_layers: Option<usize>,
     /// How weights are quantised at load, and activations in each step; off by default.
     pub quantize: Option<Policy>,
@@ -190,6 +196,7 @@ impl Default for EngineOptions {
             speculation: None,
             weights_in: WeightsIn::default(),
             experts: ExpertsIn::default(),
+            kv_in: KvIn::default(),
             host_memory: None,
             resident_layers: None,
             quantize: None,
@@ -266,6 +273,7 @@ impl EngineOptions {
             prefix_store: PrefixStore::default(),
             tune_step: false,
             kv_tokens: None,
+            kv_in: KvIn::Device,
             swap_tokens: 0,
             ..self.clone()
         })

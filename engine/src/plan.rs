@@ -13,6 +13,8 @@
 //! | `staged_pages` | pages of the KV cache on their way between the device and the host |
 //! | `memory`, `traffic` | bytes that are allocated, bytes and products of a step |
 //! | `stream` | layers whose weights stay in host memory or on disk and are copied to the device for each step |
+//! | `host_caches`, `host_cache_forecast` | keys and values that stay in host memory, and the time in which generation reads them |
+//! | `cache_ring` | the slots on the device that their pages are copied to |
 //! | `draft_plan`, `draft_vocabulary` | the memory and compatibility of a draft model |
 //! | `execution_context`, `compiled_step`, `plan_cache` | a step bound to device memory |
 //! | `mesh`, `mesh_rank`, `mesh_programs` | a model that is split over several devices: the mesh, the position of each rank in it, and the program of each rank |
@@ -20,6 +22,7 @@
 
 mod batch_invariance;
 mod bucket;
+mod cache_ring;
 mod cache_room;
 mod calls;
 pub(crate) mod chosen_experts;
@@ -28,6 +31,8 @@ mod compiled_step;
 mod draft_plan;
 mod draft_vocabulary;
 mod execution_context;
+mod host_cache_forecast;
+mod host_caches;
 mod layout;
 mod memory;
 mod mesh;
@@ -43,17 +48,21 @@ mod traffic;
 use crate::{
     error::{EngineError, Result},
     memory::{Bytes, MemoryPlan, available_host_memory},
-    options::{EngineOptions, ExpertsIn, Speculation, WeightsIn},
+    options::{EngineOptions, ExpertsIn, KvIn, Speculation, WeightsIn},
     processes::Processes,
     trace::Trace,
 };
 pub(crate) use bucket::{Bucket, FixedSizes};
+pub(crate) use cache_ring::{CacheRing, StepPages};
 pub use cache_room::CacheRoom;
 pub(crate) use calls::{is_cache, state_bytes, weight_desc};
-pub(crate) use compiled_step::CompiledStep;
+pub(crate) use compiled_step::{CompiledStep, Rings};
 use dsrun_core::{device::Device, program::Program};
 use dsrun_models::model::Model;
 pub(crate) use execution_context::{ExecutionContext, Resident, SharedMemory, ValueStorage};
+pub use host_cache_forecast::HostCacheForecast;
+use host_caches::CacheLayers;
+pub(crate) use host_caches::{HostCaches, reads_caches_in_place};
 pub(crate) use layout::{InputLayout, Layout, SharedSizes};
 pub(crate) use memory::cache_desc;
 pub(crate) use mesh_programs::mesh_programs;
@@ -88,6 +97,8 @@ pub struct EnginePlan {
     memory: MemoryPlan,
     /// The layers whose weights are streamed from host memory.
     pub(crate) stream: Option<StreamPlan>,
+    /// The layers whose keys and values are in host memory.
+    pub(crate) host_caches: Option<HostCaches>,
     pub(crate) draft: Option<DraftPlan>,
     /// The plans of the other ranks of this process, if the model is split over several devices. `self` is the plan of the first
     /// rank.
@@ -161,6 +172,7 @@ impl EnginePlan {
             shared: SharedSizes::default(),
             memory,
             stream: None,
+            host_caches: None,
             draft: None,
             followers: Vec::new(),
             processes: None,
@@ -217,10 +229,12 @@ impl EnginePlan {
         Ok((context, fixed, limits))
     }
 
-    /// Counts the memory. If it does not fit, plans fewer pages of KV cache, or else streamed layers.
+    /// Counts the memory. If it does not fit, plans keys and values in host memory if the options say so, then fewer pages of KV cache, or
+    /// else streamed layers.
     fn fit_to_memory(mut self, device: &dyn Device) -> Result<Self> {
-        let pages = self.fixed.pages;
         self.count_memory(device)?;
+        self.plan_host_caches(device)?;
+        let pages = self.fixed.pages;
         if let (Some(missing), None) = (self.memory.missing(), self.options.kv_tokens) {
             let spare = self.memory.available.unwrap_or(0) / SPARE;
             self.plan_fewer_pages(missing + spare);
@@ -236,6 +250,58 @@ impl EnginePlan {
             self.stream_layers(device, pages)?;
         }
         Ok(self)
+    }
+
+    /// Keeps the keys and values of as few layers as possible in host memory, if the options ask for it. If host memory is short, plans
+    /// fewer pages, unless their number was asked for.
+    ///
+    /// # Errors
+    /// If the device does not take tensors in pinned memory, the model has no KV cache, or host memory is too small.
+    fn plan_host_caches(&mut self, device: &dyn Device) -> Result<()> {
+        if self.options.kv_in != KvIn::Host {
+            return Ok(());
+        }
+        let refused = |why: &str| EngineError::option("kv-in", KvIn::Host, format!("is not possible: {why}"));
+        if !device.properties().binds_pinned {
+            return Err(refused("the backend does not take tensors in host memory"));
+        }
+        let layers = CacheLayers::of(self.programs.all_rows())?;
+        if layers.count() == 0 {
+            return Err(refused("the model has no KV cache"));
+        }
+        self.programs.keep_caches_apart(layers.numbers());
+        self.size_shared_memory(device)?;
+        self.choose_host_caches(device, &layers)?;
+        let ranks = self.programs.mesh().map_or(1, MeshRank::ranks) as u64;
+        let (needed, budget) = (self.memory.kv_host, available_host_memory().map(|bytes| bytes / 2 / ranks));
+        let Some(available) = budget.filter(|budget| needed > *budget) else { return Ok(()) };
+        if self.options.kv_tokens.is_some() {
+            return Err(EngineError::HostCache { needed, available });
+        }
+        let of_page = (needed / self.fixed.pages.max(1) as u64).max(1);
+        let fewer = usize::try_from((needed - available).div_ceil(of_page)).unwrap_or(usize::MAX);
+        self.fixed.pages = self.fixed.pages.saturating_sub(fewer).max(self.fixed.blocks);
+        self.choose_host_caches(device, &layers)?;
+        match self.memory.kv_host {
+            needed if needed > available => Err(EngineError::HostCache { needed, available }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps the keys and values of as few layers as possible in host memory, with the pages that are planned; of all, if the rest does
+    /// not fit then either.
+    fn choose_host_caches(&mut self, device: &dyn Device, layers: &CacheLayers) -> Result<()> {
+        let all = layers.count();
+        let most_resident = self.options.resident_layers.unwrap_or(all).min(all);
+        for in_host in all - most_resident..=all {
+            self.host_caches = (in_host > 0).then(|| layers.split(in_host));
+            self.count_memory(device)?;
+            let budget = self.memory.available.map(|available| available - available / SPARE);
+            if budget.is_none_or(|budget| self.memory.total() <= budget) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Plans streamed layers that consist of experts alone, with at most `pages` pages of KV cache. Returns whether the rest fits on the
@@ -350,6 +416,10 @@ impl EnginePlan {
             (self.memory.ring, self.memory.streamed) = (stream.ring_bytes(), stream.streamed_bytes());
             (self.memory.host, self.memory.disk) = (stream.host_bytes(), stream.disk_bytes());
         }
+        if let Some(caches) = &self.host_caches {
+            (self.memory.kv_host, self.memory.kv_slots) = caches.bytes(program, limits, fixed)?;
+            self.memory.kv_cache = self.memory.kv_cache.saturating_sub(self.memory.kv_host);
+        }
         if let Some(DraftPlan { plan, .. }) = &mut self.draft {
             let most = plan.fixed.blocks.saturating_mul(plan.fixed.requests);
             plan.fixed.pages = self.fixed.pages.min(most);
@@ -361,10 +431,10 @@ impl EnginePlan {
         Ok(())
     }
 
-    /// Bytes of a page of the KV cache, that of a draft model included.
+    /// Bytes on the device of a page of the KV cache, that of a draft model included.
     fn page_bytes(&self) -> u64 {
         let draft = self.draft.as_ref().map_or(0, |draft| draft.plan.page_bytes());
-        self.memory.kv_cache / self.fixed.pages.max(1) as u64 + draft
+        (self.memory.kv_cache + self.memory.kv_slots) / self.fixed.pages.max(1) as u64 + draft
     }
 
     /// Measures the rates of copies, and predicts the time of a step; `None` if all weights stay on the device.
@@ -376,15 +446,20 @@ impl EnginePlan {
         let (context, requests) = (self.context, self.options.max_requests);
         let kv_requests = (self.fixed.pages / self.fixed.blocks.max(1)).clamp(1, requests.max(1));
         let (alone, together) = (self.step_traffic(device, 1)?, self.step_traffic(device, kv_requests)?);
-        let kv_per_token = alone.kv_per_token;
+        let (kv_per_token, host_kv_per_token) = (alone.kv_per_token, self.host_kv_per_token());
         let weights = [alone.weights, together.weights];
-        let step = StreamedStep { weights, kv_per_token, context, requests, kv_requests };
+        let step = StreamedStep { weights, kv_per_token, host_kv_per_token, context, requests, kv_requests };
         Ok(Some(StreamForecast::new(stream, step, LinkRates::measure(device)?)))
     }
 
     /// Whether the steps of a bucket read the weights of streamed layers in host memory.
     pub(crate) fn reads_in_place(&self, bucket: Bucket) -> bool {
         self.stream.as_ref().is_some_and(|stream| stream.reads_in_place(bucket.tokens))
+    }
+
+    /// Whether the steps of a bucket copy pages of the KV cache from host memory, on any rank.
+    pub(crate) fn copies_caches(&self, bucket: Bucket) -> bool {
+        self.options.kv_in == KvIn::Host && !reads_caches_in_place(bucket)
     }
 
     /// The memory that will be allocated.

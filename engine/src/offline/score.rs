@@ -77,13 +77,14 @@ fn score(
     each: &mut dyn FnMut(usize, &[f32]),
 ) -> Result<()> {
     let tokens: Vec<i32> = as_i32(tokens).collect();
-    let vocabulary = runner.requests().vocabulary();
+    let (vocabulary, block) = (runner.requests().vocabulary(), runner.plan().options.block_size);
     runner.place_alone(0, 0, pages)?;
     let mut inputs = StepInputs::default();
     let mut start = 0;
     for chunk in tokens.chunks(SCORE_ROWS.min(runner.plan().limits.tokens)) {
         inputs.clear();
         inputs.push_tokens(0, chunk);
+        inputs.add_pages(pages, block, start, chunk.len());
         inputs.request_logits(chunk.len());
         let bucket = runner.executor_mut().forward(&inputs)?;
         let (step, _, stream) = runner.executor_mut().step(bucket)?;

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     error::Result,
     memory::available_host_memory,
-    options::EngineOptions,
+    options::{EngineOptions, KvIn},
     passes::quantize::{Calibration, Policy},
 };
 use dsrun_core::{
@@ -74,6 +74,11 @@ impl CacheRoom {
         let weights = if options.keeps_weights_off_device() { u64::MAX } else { sizes.weights };
         let taken = weights.saturating_add(sizes.activations);
         let free = available.map(|bytes| (bytes - bytes / UNCOUNTED).saturating_sub(taken));
+        let in_host = match options.kv_in {
+            KvIn::Device => 0,
+            KvIn::Host => available_host_memory().unwrap_or(0) / 2 / engines.max(1) as u64,
+        };
+        let free = free.map(|bytes| bytes.saturating_add(in_host));
         Ok(Self { token_bytes: sizes.token.max(1), free, of_host })
     }
 

@@ -5,11 +5,13 @@
 //! first time they run together.
 
 use super::{
+    cache_ring::CacheRing,
     execution_context::ExecutionContext,
+    host_caches::caches,
     layout::{InputLayout, Layout},
     plan_cache::PlanCache,
     step_interface::{SegmentSet, StepOutput, StepSegment},
-    stream::{Reads, WeightRing, parts},
+    stream::{Reads, WeightRing, parts, parts_by_caches},
 };
 use crate::{error::Result, trace::RankTrace};
 use dsrun_core::{
@@ -41,7 +43,24 @@ pub(crate) struct CompiledStep {
 struct BoundPart {
     /// The streamed layer whose weights they read.
     layer: Option<usize>,
+    /// The layer whose keys and values are copied to the device for them.
+    caches: Option<usize>,
     graph: Box<dyn Graph>,
+}
+
+/// What is copied to the device while a step runs.
+#[derive(Debug, Default)]
+pub(crate) struct Rings<'a> {
+    /// The weights of streamed layers.
+    pub(crate) weights: Option<&'a mut WeightRing>,
+    /// Keys and values in host memory.
+    pub(crate) caches: Option<&'a mut CacheRing>,
+}
+
+impl Rings<'_> {
+    fn reborrow(&mut self) -> Rings<'_> {
+        Rings { weights: self.weights.as_deref_mut(), caches: self.caches.as_deref_mut() }
+    }
 }
 
 impl CompiledStep {
@@ -86,7 +105,8 @@ impl CompiledStep {
     }
 
     /// Enqueues segments in the order of the step. They are captured as one graph if all of them can be captured, because every
-    /// graph launch has overhead. Each streamed layer is a separate graph, which waits until its weights have been copied.
+    /// graph launch has overhead. Each streamed layer is a separate graph, which waits until its weights have been copied, and so is
+    /// each layer whose keys and values are copied.
     ///
     /// # Errors
     /// The first time, if the device refuses to bind or to capture a call; later, if the device failed.
@@ -96,10 +116,10 @@ impl CompiledStep {
         context: ExecutionContext<'_>,
         device: &dyn Device,
         stream: &mut dyn Stream,
-        mut ring: Option<&mut WeightRing>,
+        mut rings: Rings<'_>,
     ) -> Result<()> {
         if let Some((_, parts)) = self.graphs.iter().find(|(known, _)| *known == segments) {
-            return launch(parts, stream, ring);
+            return launch(parts, stream, rings);
         }
         let program = &self.layout.program;
         let may_be_captured = |segment: StepSegment| {
@@ -110,10 +130,10 @@ impl CompiledStep {
         if !together && segments.iter().count() > 1 {
             let mut single = segments.iter().map(|segment| SegmentSet::new(&[segment]));
             return single
-                .try_for_each(|segment| self.enqueue(segment, context, device, stream, ring.as_deref_mut()));
+                .try_for_each(|segment| self.enqueue(segment, context, device, stream, rings.reborrow()));
         }
         let storage = context.storage(&self.layout);
-        let (mut calls, mut reads) = (Vec::new(), Vec::new());
+        let (mut calls, mut reads, mut cached) = (Vec::new(), Vec::new(), Vec::new());
         for (node, plan) in program.nodes.iter().zip(&self.plans) {
             let Some(plan) = plan else { continue };
             if segments.contains(self.layout.segment(node.segment)?) {
@@ -123,37 +143,63 @@ impl CompiledStep {
                     Some(trace) => trace.collective(&node.call.op, call),
                     None => call,
                 }));
-                reads.push(reads_of(program, &node.call, ring.as_deref())?);
+                reads.push(reads_of(program, &node.call, rings.weights.as_deref())?);
+                cached.push(caches_of(program, &node.call, rings.caches.as_deref())?);
             }
         }
         let mut bound = Vec::new();
-        for part in parts(reads) {
+        for part in parts_by_caches(parts(reads), &cached) {
             let calls: Vec<_> = part.calls.iter().filter_map(|call| calls[*call].take()).collect();
             let graph = match device.graphs().filter(|_| together) {
                 Some(graphs) => graphs.capture(stream, calls)?,
                 None => Box::new(CallList::new(calls)),
             };
-            bound.push(BoundPart { layer: part.layer, graph });
+            bound.push(BoundPart { layer: part.layer, caches: part.caches, graph });
         }
-        launch(&bound, stream, ring)?;
+        launch(&bound, stream, rings)?;
         self.graphs.push((segments, bound));
         Ok(())
     }
 }
 
-/// Launches the parts of a step in order; each streamed layer waits for the copy of its weights.
-fn launch(parts: &[BoundPart], stream: &mut dyn Stream, mut ring: Option<&mut WeightRing>) -> Result<()> {
-    for part in parts {
-        match (part.layer, ring.as_deref_mut()) {
-            (Some(layer), Some(ring)) => {
-                ring.acquire(layer, stream)?;
-                part.graph.launch(stream)?;
-                ring.release(layer, stream)?;
-            }
-            _ => part.graph.launch(stream)?,
+/// Launches the parts of a step in order. Those that use a streamed layer wait for the copy of its weights, and those that use caches in
+/// host memory for the copies of their pages.
+fn launch(parts: &[BoundPart], stream: &mut dyn Stream, mut rings: Rings<'_>) -> Result<()> {
+    let layer = |index: Option<usize>| index.and_then(|index| parts.get(index)).and_then(|part| part.layer);
+    for (index, part) in parts.iter().enumerate() {
+        if let (Some(own), Some(ring)) = (part.layer, &mut rings.weights)
+            && layer(index.checked_sub(1)) != Some(own)
+        {
+            ring.acquire(own, stream)?;
+        }
+        if let (Some(own), Some(ring)) = (part.caches, &mut rings.caches) {
+            ring.acquire(own, stream)?;
+        }
+        part.graph.launch(stream)?;
+        if let (Some(own), Some(ring)) = (part.caches, &mut rings.caches) {
+            ring.release(own, stream)?;
+        }
+        if let (Some(own), Some(ring)) = (part.layer, &mut rings.weights)
+            && layer(Some(index + 1)) != Some(own)
+        {
+            ring.release(own, stream)?;
         }
     }
     Ok(())
+}
+
+/// The layer of the caches that a call uses, of those that are copied to the device.
+fn caches_of(program: &Program, call: &Call, ring: Option<&CacheRing>) -> Result<Option<usize>> {
+    let Some(ring) = ring else { return Ok(None) };
+    let mut layers = caches(program, call)?.into_iter().filter_map(|value| ring.layer_of(&value.name));
+    let first = layers.next();
+    match layers.find(|layer| Some(*layer) != first) {
+        None => Ok(first),
+        Some(other) => {
+            let message = format!("uses keys and values of several layers in host memory, such as {other}");
+            Err(Error::internal(message).in_op(call.op.name()).into())
+        }
+    }
 }
 
 /// The weights that a call reads.

@@ -3,7 +3,7 @@
 use super::{DraftPlan, EnginePlan, draft_vocabulary::check_vocabulary};
 use crate::{
     error::{EngineError, Result},
-    options::{EngineOptions, ExpertsIn, PrefixStore, Speculation, WeightsIn},
+    options::{EngineOptions, ExpertsIn, KvIn, PrefixStore, Speculation, WeightsIn},
 };
 use dsrun_core::device::Device;
 use dsrun_models::model::Model;
@@ -43,6 +43,7 @@ impl EnginePlan {
             prefix_store: PrefixStore::default(),
             weights_in: WeightsIn::Device,
             experts: ExpertsIn::Auto,
+            kv_in: KvIn::Device,
             ..options.clone()
         };
         let own = Box::new(Self::without_memory(draft, device, &own)?);

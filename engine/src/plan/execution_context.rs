@@ -19,6 +19,8 @@ use std::{collections::HashMap, sync::Arc};
 pub(crate) struct Resident {
     /// Plain tensors: states, and weights that are vectors.
     pub(crate) tensors: HashMap<String, BufferSlice>,
+    /// The slots on the device of caches whose memory is on the host, for steps that copy their pages.
+    pub(crate) cache_slots: HashMap<String, BufferSlice>,
     /// Packed weights; those of streamed layers are in the slots of the ring.
     pub(crate) weights: HashMap<String, Arc<dyn PackedWeight>>,
     /// The weights of streamed layers in host memory, for steps that read them there.
@@ -72,7 +74,9 @@ pub(crate) struct ExecutionContext<'a> {
     /// Weights and states.
     pub(crate) resident: &'a Resident,
     /// Whether the step reads the weights of streamed layers in host memory.
-    pub(crate) in_place: bool,
+    pub(crate) weights_in_place: bool,
+    /// Whether the step reads and writes caches in host memory there.
+    pub(crate) caches_in_place: bool,
     /// Inputs, intermediate results and scratch memory.
     pub(crate) shared: &'a SharedMemory,
 }
@@ -118,7 +122,7 @@ impl ValueStorage<'_> {
         let value = self.layout.program.value(id)?;
         if let OperandType::Weight(_) = value.value_type {
             let Resident { weights, in_place, .. } = self.context.resident;
-            let in_place = self.context.in_place.then(|| in_place.get(&value.name)).flatten();
+            let in_place = self.context.weights_in_place.then(|| in_place.get(&value.name)).flatten();
             let weight = in_place.or_else(|| weights.get(&value.name));
             return Ok(Argument::Weight(weight.ok_or_else(|| self.no_storage(id))?.clone()));
         }
@@ -136,7 +140,9 @@ impl ValueStorage<'_> {
                 shared.inputs.slice(range.start, range.len())?
             }
             Origin::State | Origin::Weight(_) => {
-                let tensor = self.context.resident.tensors.get(&value.name);
+                let Resident { tensors, cache_slots, .. } = self.context.resident;
+                let slot = (!self.context.caches_in_place).then(|| cache_slots.get(&value.name)).flatten();
+                let tensor = slot.or_else(|| tensors.get(&value.name));
                 tensor.ok_or_else(|| self.no_storage(owner))?.clone()
             }
             Origin::Node(_) => {

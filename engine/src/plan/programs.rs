@@ -3,6 +3,7 @@
 use super::{
     bucket::{Bucket, FixedSizes},
     calls::describe_call,
+    host_caches::{caches, reads_caches_in_place},
     mesh_rank::MeshRank,
 };
 use crate::{
@@ -43,6 +44,8 @@ pub(crate) struct StepPrograms {
     layers: HashMap<String, usize>,
     /// The largest number of tokens of a step that reads these weights in host memory.
     most_tokens_in_place: usize,
+    /// The layer of each cache that may be in host memory, by the name of the cache; empty if none is.
+    caches: HashMap<String, usize>,
 }
 
 impl StepPrograms {
@@ -93,10 +96,18 @@ impl StepPrograms {
                 fuse_for_device(&program, device, options.batch_invariant, limits, fixed, mesh.as_ref())?;
         }
         let pruned = Arc::new(prune_unused_rows(&program)?);
-        let (all_rows, layers) = (Arc::new(program), HashMap::new());
+        let all_rows = Arc::new(program);
         // A region may keep an intermediate value unrounded, so different regions in different steps would give different bits.
         let merge = options.fuse && !options.batch_invariant;
-        Ok(Self { all_rows, pruned, merge, mesh, layers, most_tokens_in_place: 0 })
+        Ok(Self {
+            all_rows,
+            pruned,
+            merge,
+            mesh,
+            layers: HashMap::new(),
+            most_tokens_in_place: 0,
+            caches: HashMap::new(),
+        })
     }
 
     /// The program that a device runs for the steps of a bucket: that of [`Self::of`], with neighbouring calls
@@ -123,9 +134,11 @@ impl StepPrograms {
         // Other ranks may stream other layers, or none.
         let may_span =
             |call: &Call| bucket.tokens <= self.most_tokens_in_place && call.op.mesh_axis().is_none();
+        let caches_in_place = self.caches.is_empty() || reads_caches_in_place(bucket);
         let mut native = |program: &Program, call: &Call| {
             Ok(alike(call)
                 && (may_span(call) || self.is_in_one_layer(program, call)?)
+                && (caches_in_place || self.has_one_cache(program, call)?)
                 && device.kernels().query(&describe_call(program, call, &sizes, self.mesh())?)?.native)
         };
         Ok(Arc::new(merge(program, &mut native)?))
@@ -136,6 +149,19 @@ impl StepPrograms {
     /// they read the weights where they are.
     pub(super) fn keep_layers_apart(&mut self, layers: HashMap<String, usize>, most_tokens_in_place: usize) {
         (self.layers, self.most_tokens_in_place) = (layers, most_tokens_in_place);
+    }
+
+    /// Prevents regions with the caches of several layers in steps that copy caches from host memory, because those are not on the device
+    /// at the same time. `caches` has the layer of each cache, by name.
+    pub(super) fn keep_caches_apart(&mut self, caches: HashMap<String, usize>) {
+        self.caches = caches;
+    }
+
+    /// Whether a call uses the caches of at most one layer.
+    fn has_one_cache(&self, program: &Program, call: &Call) -> Result<bool, Error> {
+        let mut layers = caches(program, call)?.into_iter().filter_map(|value| self.caches.get(&value.name));
+        let first = layers.next();
+        Ok(layers.all(|layer| Some(layer) == first))
     }
 
     /// Whether a call reads streamable weights of at most one layer.

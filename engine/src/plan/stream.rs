@@ -29,5 +29,5 @@ pub(crate) use images::{DiskReads, WeightImages};
 pub(crate) use link::StreamedStep;
 pub use link::{LinkRates, StreamForecast};
 pub(crate) use packed_file::Identity;
-pub(crate) use parts::{Reads, parts};
+pub(crate) use parts::{Reads, parts, parts_by_caches};
 pub(crate) use ring::WeightRing;

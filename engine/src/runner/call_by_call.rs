@@ -109,8 +109,12 @@ impl CallByCall {
     }
 
     fn storage<'a>(&'a self, executor: &'a Executor) -> ValueStorage<'a> {
-        let context =
-            ExecutionContext { resident: executor.resident(), in_place: false, shared: &self.shared };
+        let context = ExecutionContext {
+            resident: executor.resident(),
+            weights_in_place: false,
+            caches_in_place: true,
+            shared: &self.shared,
+        };
         context.storage(&self.layout)
     }
 }

@@ -7,8 +7,9 @@ use super::{
 use crate::{
     error::Result,
     plan::{
-        Bucket, CompiledStep, DiskReads, EnginePlan, ExecutionContext, Layout, PlanCache, Resident,
-        SegmentSet, SharedMemory, StepInput, StepSegment, StepState, WeightRing,
+        Bucket, CacheRing, CompiledStep, DiskReads, EnginePlan, ExecutionContext, Layout, PlanCache,
+        Resident, Rings, SegmentSet, SharedMemory, StepInput, StepPages, StepSegment, StepState, WeightRing,
+        reads_caches_in_place,
     },
     processes::Processes,
     trace::{RankTrace, SpanKind},
@@ -59,6 +60,10 @@ pub(crate) struct Executor {
     resident: Resident,
     /// The ring buffer of device slots for streamed layers, if any layer is streamed.
     ring: Option<WeightRing>,
+    /// The slots on the device for keys and values in host memory, if there are any.
+    caches: Option<CacheRing>,
+    /// The pages of the step whose inputs are uploaded.
+    pages: StepPages,
     /// Bytes that steps were expected to read in host memory.
     read_in_place: u64,
     shared: SharedMemory,
@@ -82,7 +87,7 @@ impl Executor {
         device: Arc<dyn Device>,
         stream: Box<dyn Stream>,
         resident: Resident,
-        ring: Option<WeightRing>,
+        (ring, caches): (Option<WeightRing>, Option<CacheRing>),
         shared: SharedMemory,
         table: BufferSlice,
     ) -> Self {
@@ -98,6 +103,8 @@ impl Executor {
             stream,
             resident,
             ring,
+            caches,
+            pages: StepPages::default(),
             read_in_place: 0,
             shared,
             table,
@@ -251,10 +258,11 @@ impl Executor {
         &self.resident
     }
 
-    /// Bytes of weights that were copied from host memory so far, or are about to be, and those of experts that steps were expected to
-    /// read there.
+    /// Bytes of weights and KV cache that were copied from host memory so far, or are about to be, and those of experts that steps were
+    /// expected to read there.
     pub(crate) fn streamed_bytes(&self) -> u64 {
-        self.ring.as_ref().map_or(0, WeightRing::copied) + self.read_in_place
+        let weights = self.ring.as_ref().map_or(0, WeightRing::copied) + self.read_in_place;
+        weights + self.caches.as_ref().map_or(0, CacheRing::copied)
     }
 
     /// What was read from disk so far, if streamed layers are read from it.
@@ -374,6 +382,7 @@ impl Executor {
             trace.begin_step(inputs.tokens());
         }
         let step = self.steps.get(&bucket).ok_or_else(not_compiled)?;
+        self.pages.clone_from(inputs.pages());
         // The mask is the last input and is uploaded separately, right before it is read. Encoders have no mask.
         let bytes = step.inputs().find(StepInput::Mask).map_or(step.inputs().bytes, |mask| mask.start);
         self.staging.clear();
@@ -405,9 +414,22 @@ impl Executor {
             self.read_in_place +=
                 self.plan.stream.as_ref().map_or(0, |stream| stream.link_bytes(bucket.tokens));
         }
-        let context = ExecutionContext { resident: &self.resident, in_place, shared: &self.shared };
-        let (device, ring) = (&*self.device, self.ring.as_mut().filter(|_| !in_place));
-        let launch = |stream: &mut dyn Stream| step.enqueue(segments, context, device, stream, ring);
+        let caches_in_place = reads_caches_in_place(bucket);
+        let context = ExecutionContext {
+            resident: &self.resident,
+            weights_in_place: in_place,
+            caches_in_place,
+            shared: &self.shared,
+        };
+        let mut rings = Rings {
+            weights: self.ring.as_mut().filter(|_| !in_place),
+            caches: self.caches.as_mut().filter(|_| !caches_in_place),
+        };
+        if let Some(caches) = rings.caches.as_mut().filter(|_| segments.contains(StepSegment::Forward)) {
+            caches.begin(&self.pages, &mut *self.stream)?;
+        }
+        let device = &*self.device;
+        let launch = |stream: &mut dyn Stream| step.enqueue(segments, context, device, stream, rings);
         match &self.trace {
             Some(trace) => trace.span(SpanKind::Step, segments.label(), &mut *self.stream, launch),
             None => launch(&mut *self.stream),
@@ -473,7 +495,12 @@ impl Executor {
             self.shared = SharedMemory::allocate(&*self.device, allocated.max(layout.shared))?;
         }
         let in_place = self.plan.reads_in_place(bucket);
-        let context = ExecutionContext { resident: &self.resident, in_place, shared: &self.shared };
+        let context = ExecutionContext {
+            resident: &self.resident,
+            weights_in_place: in_place,
+            caches_in_place: reads_caches_in_place(bucket),
+            shared: &self.shared,
+        };
         let (capture, start) = (self.plan.options.graphs, Instant::now());
         let trace = self.trace.clone();
         let step = CompiledStep::new(layout, context, &*self.device, &mut self.plans, capture, trace)?;

@@ -2,7 +2,7 @@
 
 use crate::{
     error::Result,
-    plan::{Bucket, InputLayout, StepInput, StepSize},
+    plan::{Bucket, InputLayout, StepInput, StepPages, StepSize},
 };
 use dsrun_core::Error;
 
@@ -21,6 +21,8 @@ pub(crate) struct StepInputs {
     positions: Vec<i32>,
     token_types: Vec<i32>,
     starts: Vec<i32>,
+    /// The pages of the sequences, for steps that copy those in host memory.
+    pages: StepPages,
     tokens: usize,
 }
 
@@ -36,11 +38,23 @@ impl StepInputs {
             list.clear();
         }
         *tokens = 0;
+        self.pages.clear();
     }
 
     /// The number of tokens so far.
     pub(crate) fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// The pages of the sequences.
+    pub(super) fn pages(&self) -> &StepPages {
+        &self.pages
+    }
+
+    /// Adds the pages of a sequence, with room for `block` tokens each, that gets `tokens` tokens after the first `before`. Only steps
+    /// that copy pages in host memory need them.
+    pub(crate) fn add_pages(&mut self, pages: &[i32], block: usize, before: usize, tokens: usize) {
+        self.pages.add(pages, block, before, tokens);
     }
 
     /// Adds a sequence: the request in `slot` with the token that the device sampled last.

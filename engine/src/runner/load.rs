@@ -16,8 +16,8 @@ use crate::{
     kv_cache::{PageFolder, PageKey, PageLane, PageMover, PageStore, SwapSpace},
     options::PrefixStore,
     plan::{
-        EnginePlan, FollowerPlan, Identity, MeshRank, PlanCache, Resident, SharedMemory, StepState,
-        WeightImages, WeightRing, cache_desc, is_cache, state_bytes, weight_desc,
+        CacheRing, EnginePlan, FollowerPlan, HostCaches, Identity, MeshRank, PlanCache, Resident,
+        SharedMemory, StepState, WeightImages, WeightRing, cache_desc, is_cache, state_bytes, weight_desc,
     },
     processes::Processes,
     schedule::{Capacity, ScheduledStep, Scheduler},
@@ -176,13 +176,24 @@ fn load_rank(
     let shared = SharedMemory::allocate(&*device, plan.shared)?;
     let mut resident = Resident::default();
     let table = RequestTable::new(&*device, plan.fixed)?;
+    let in_host = plan.host_caches.as_ref().map(HostCaches::numbers).unwrap_or_default();
     for (_, value) in plan.program().values_from(|origin| *origin == Origin::State) {
         let bytes = state_bytes(value, plan.limits, plan.fixed)?;
         let memory = match table.state(&value.name, bytes)? {
             Some(memory) => memory,
-            None => BufferSlice::whole(device.allocate(bytes.max(1), MemoryKind::Device)?),
+            None => {
+                let in_host = in_host.contains_key(&value.name);
+                let kind = if in_host { MemoryKind::Pinned } else { MemoryKind::Device };
+                BufferSlice::whole(device.allocate(bytes.max(1), kind)?)
+            }
         };
         resident.tensors.insert(value.name.clone(), memory);
+    }
+    let mut caches = None;
+    if let Some(host) = &plan.host_caches {
+        let (made, in_slots) = CacheRing::new(host, plan.fixed.pages, &resident.tensors, &*device)?;
+        resident.cache_slots = in_slots;
+        caches = Some(made);
     }
     let source = &**model.weights();
     let mut images = None;
@@ -205,7 +216,7 @@ fn load_rank(
         stream.upload(&(-1i32).to_le_bytes(), resident.state(StepState::StopIds)?)?;
     }
     let memory = table.memory().clone();
-    Ok((Executor::new(plan, device, stream, resident, ring, shared, memory), table))
+    Ok((Executor::new(plan, device, stream, resident, (ring, caches), shared, memory), table))
 }
 
 /// A store of pages, with the key of the empty prefix.

@@ -154,6 +154,11 @@ impl RequestTable {
         self.copy[range.start] += tokens as u32;
     }
 
+    /// The host's copy of a length.
+    pub(crate) fn length(&self, slot: usize) -> usize {
+        self.copy[self.range(Column::Length, slot).start] as usize
+    }
+
     /// Uploads the changes, in order after the steps in flight.
     ///
     /// # Errors

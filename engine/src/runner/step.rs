@@ -158,6 +158,9 @@ impl Runner {
         }
         let start = self.record_phase(Phase::Schedule, start);
         let bucket = self.inputs.bucket(self.plan().limits);
+        if self.plan().copies_caches(bucket) {
+            self.collect_pages(scheduled);
+        }
         self.executor.begin(bucket, &self.inputs)?;
         let wants_logits = |row: &usize| {
             let sequence = self.requests.scheduler().get(sequences[*row]);
@@ -292,6 +295,16 @@ impl Runner {
             self.table.advance(sequence.slot, part.tokens);
         }
         Ok((sequences, chunks))
+    }
+
+    /// Collects the pages of a scheduled step whose inputs are collected.
+    fn collect_pages(&mut self, scheduled: &ScheduledStep) {
+        let block = self.plan().options.block_size;
+        for part in &scheduled.sequences {
+            let Some(sequence) = self.requests.scheduler().get(part.key) else { continue };
+            let before = self.table.length(sequence.slot).saturating_sub(part.tokens);
+            self.inputs.add_pages(&sequence.pages, block, before, part.tokens);
+        }
     }
 
     /// Enqueues the segments of a step. Returns the outputs of the sampling segment that it uses.

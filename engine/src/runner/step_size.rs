@@ -54,6 +54,7 @@ impl Runner {
         let prompt: Vec<i32> = (0..tokens).map(|index| (index % vocabulary) as i32).collect();
         let mut inputs = StepInputs::default();
         inputs.push_tokens(0, &prompt);
+        inputs.add_pages(pages, self.plan().options.block_size, 0, tokens);
         inputs.request_logits(1);
         let bucket = inputs.bucket(self.plan().limits);
         self.executor.launch_empty(bucket)?;

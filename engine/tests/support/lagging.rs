@@ -146,6 +146,14 @@ impl LaggingDevice {
         Arc::new(Self { inner, properties, world: Arc::new(Mutex::new(world)) })
     }
 
+    /// A device that takes no tensors in pinned memory.
+    #[allow(dead_code, reason = "one of the tests that share this needs it")]
+    pub(crate) fn unpinned() -> Arc<Self> {
+        let mut device = Self::open(&DeviceOptions::default(), Pace::Early, None);
+        Arc::get_mut(&mut device).expect("it was just made").properties.binds_pinned = false;
+        device
+    }
+
     fn world(&self) -> MutexGuard<'_, World> {
         self.world.lock().expect("nothing panics with it")
     }

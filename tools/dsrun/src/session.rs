@@ -15,8 +15,9 @@ use crate::{
 use anyhow::{Context, Result, anyhow, bail};
 use dsrun_core::{Code, DType, WeightFormat, device::Device, registry::Registry};
 use dsrun_engine::{
-    Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, PrefixStore, SamplingOptions,
-    Speculation, StreamForecast, calibrate, calibration_sequences, passes::quantize::Calibration,
+    Engine, EngineOptions, EnginePlan, GenerateOptions, HostCacheForecast, Pipeline, Precision, PrefixStore,
+    SamplingOptions, Speculation, StreamForecast, calibrate, calibration_sequences,
+    passes::quantize::Calibration,
 };
 use dsrun_models::{
     fetch::{FetchError, FetchOptions, ModelFiles, resolve},
@@ -166,6 +167,7 @@ pub(crate) fn engine_options(
         quantize: arguments.quantize.clone(),
         weights_in: arguments.weights_in.clone(),
         experts: arguments.experts,
+        kv_in: arguments.kv_in,
         host_memory: arguments.host_memory.map(|size| size.0),
         resident_layers: arguments.resident_layers,
         prefix_store: PrefixStore {
@@ -228,22 +230,39 @@ pub(crate) fn load_plan(
     load_weights(plan, model, devices, terminal)
 }
 
-/// Shows the memory plan of an engine, and what is expected of steps that stream weights.
-pub(crate) fn show_plan(
-    plan: &EnginePlan,
-    devices: &Devices,
-    terminal: &Terminal,
-) -> Result<Option<StreamForecast>> {
+/// What is expected of steps whose weights, or keys and values, are in host memory.
+#[derive(Debug, Default)]
+pub(crate) struct Forecasts {
+    pub(crate) streaming: Option<StreamForecast>,
+    pub(crate) host_cache: Option<HostCacheForecast>,
+}
+
+impl Forecasts {
+    /// Measures the link where it matters. There are none of a plan that does not fit, which loading refuses.
+    pub(crate) fn of(plan: &EnginePlan, devices: &Devices) -> Result<Self> {
+        if plan.memory_of_ranks().any(|memory| memory.missing().is_some()) {
+            return Ok(Self::default());
+        }
+        let device = &**devices.first();
+        Ok(Self {
+            streaming: plan.forecast_streaming(device)?,
+            host_cache: plan.forecast_host_cache(device)?,
+        })
+    }
+
+    /// The forecasts as text for people.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
+        let streaming = self.streaming.iter().map(ToString::to_string);
+        streaming.chain(self.host_cache.iter().map(ToString::to_string))
+    }
+}
+
+/// Shows the memory plan of an engine, and what is expected of steps that use the link to host memory.
+pub(crate) fn show_plan(plan: &EnginePlan, devices: &Devices, terminal: &Terminal) -> Result<Forecasts> {
     terminal.note(&devices.memory(plan));
-    // A plan that does not fit is refused by loading.
-    if plan.memory_of_ranks().any(|memory| memory.missing().is_some()) {
-        return Ok(None);
-    }
-    let forecast = plan.forecast_streaming(&**devices.first())?;
-    if let Some(forecast) = &forecast {
-        terminal.note(&forecast.to_string());
-    }
-    Ok(forecast)
+    let forecasts = Forecasts::of(plan, devices)?;
+    forecasts.lines().for_each(|line| terminal.note(&line));
+    Ok(forecasts)
 }
 
 /// Does as [`load_plan`] does, and compiles the steps of all sizes.

@@ -96,10 +96,14 @@ pub struct StreamForecast {
     pub requests: usize,
     /// The number of requests whose whole context fits into the KV cache; at most `requests`.
     pub kv_requests: usize,
-    /// Bytes that cross the link in a step of one request; of experts that it reads, those that it is expected to choose.
+    /// Bytes of weights that cross the link in a step of one request; of experts that it reads, those that it is expected to choose.
     pub link_bytes_alone: u64,
     /// The same in a step of `kv_requests` requests.
     pub link_bytes: u64,
+    /// Bytes of KV cache in host memory that a step of one request reads, with half of its context.
+    pub host_kv_bytes_alone: u64,
+    /// The same with `kv_requests` requests.
+    pub host_kv_bytes: u64,
     /// The seconds in which a step of one request reads its weights and KV cache from device memory.
     pub memory_seconds_alone: f64,
     /// The same with all requests, each with half of its context.
@@ -117,6 +121,8 @@ pub(crate) struct StreamedStep {
     pub(crate) weights: [u64; 2],
     /// Bytes of KV cache for each token of a request's context.
     pub(crate) kv_per_token: u64,
+    /// Those of them in host memory.
+    pub(crate) host_kv_per_token: u64,
     /// Tokens of a whole context.
     pub(crate) context: usize,
     /// Requests that run side by side.
@@ -128,9 +134,11 @@ pub(crate) struct StreamedStep {
 impl StreamForecast {
     /// Predicts the time of a step.
     pub(crate) fn new(stream: &StreamPlan, step: StreamedStep, rates: LinkRates) -> Self {
-        let StreamedStep { weights, kv_per_token, context, requests, kv_requests } = step;
-        let kv = |requests: usize| (kv_per_token * (requests * context / 2) as u64) as f64;
-        let memory_seconds = |weights: u64, requests| (weights as f64 + kv(requests)) / rates.inside_device;
+        let StreamedStep { weights, kv_per_token, host_kv_per_token, context, requests, kv_requests } = step;
+        let tokens = |requests: usize| (requests * context / 2) as u64;
+        let kv = |requests: usize| (kv_per_token - host_kv_per_token) * tokens(requests);
+        let memory_seconds = |weights: u64, requests| (weights + kv(requests)) as f64 / rates.inside_device;
+        let host_kv = |requests: usize| host_kv_per_token * tokens(requests);
         let streamable = stream.packed_bytes() + stream.device_bytes() - stream.ring_bytes();
         let elements: usize = stream.layers.iter().flat_map(|layer| &layer.weights).map(elements).sum();
         Self {
@@ -146,6 +154,8 @@ impl StreamForecast {
             kv_requests,
             link_bytes_alone: stream.link_bytes(1),
             link_bytes: stream.link_bytes(kv_requests),
+            host_kv_bytes_alone: host_kv(1),
+            host_kv_bytes: host_kv(kv_requests),
             memory_seconds_alone: memory_seconds(weights[0], 1),
             memory_seconds: memory_seconds(weights[1], kv_requests),
             threshold: streamable as f64 / (context as f64 * kv_per_token as f64).max(1.0),
@@ -155,7 +165,8 @@ impl StreamForecast {
 
     /// The predicted seconds of a step with one request.
     pub fn seconds_alone(&self) -> f64 {
-        (self.link_bytes_alone as f64 / self.rates.to_device).max(self.memory_seconds_alone)
+        let bytes = self.link_bytes_alone + self.host_kv_bytes_alone;
+        (bytes as f64 / self.rates.to_device).max(self.memory_seconds_alone)
     }
 
     /// The predicted seconds of a step with all requests.
@@ -165,7 +176,7 @@ impl StreamForecast {
 
     /// The predicted seconds of what crosses the link in a step with all requests.
     fn link_seconds(&self) -> f64 {
-        self.link_bytes as f64 / self.rates.to_device
+        (self.link_bytes + self.host_kv_bytes) as f64 / self.rates.to_device
     }
 
     fn advice(&self) -> Vec<String> {
@@ -272,6 +283,8 @@ mod tests {
             kv_requests: 4,
             link_bytes_alone: 6_250_000_000,
             link_bytes: 6_250_000_000,
+            host_kv_bytes_alone: 0,
+            host_kv_bytes: 0,
             memory_seconds_alone: 0.01,
             memory_seconds: 0.02,
             threshold: 100.0,
@@ -295,6 +308,13 @@ mod tests {
             shown.contains("953.7 MiB for one token") && shown.contains("50.00 tokens/s for one"),
             "{shown}"
         );
+        let with_cache = StreamForecast {
+            host_kv_bytes_alone: 1_250_000_000,
+            host_kv_bytes: 6_250_000_000,
+            ..forecast.clone()
+        };
+        let shown = with_cache.to_string();
+        assert!(shown.contains("6.67 tokens/s for one request, 16.0 for 4"), "{shown}");
         let other = StreamForecast { memory_seconds: 0.5, kv_requests: 2, ..forecast };
         let shown = other.to_string();
         assert!(shown.contains("device memory binds") && shown.contains("of 2 of 4 requests"), "{shown}");

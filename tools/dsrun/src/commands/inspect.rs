@@ -4,7 +4,10 @@ use super::{print, print_json};
 use crate::{
     arguments::{Inspect, SamplingArguments},
     devices::{Devices, open_devices},
-    session::{describe_device, engine_options, fit, generate_options, open_draft, open_model, plan_engine},
+    session::{
+        Forecasts, describe_device, engine_options, fit, generate_options, open_draft, open_model,
+        plan_engine,
+    },
     terminal::Terminal,
 };
 use anyhow::Result;
@@ -34,8 +37,7 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
         EngineOptions { speculation, ..engine_options(&command.setup.engine, command.requests, &devices) };
     let (options, note) = fit::for_one_request(&model, draft.as_ref(), &devices, options)?;
     let plan = fit::plan_chosen(&model, draft.as_ref(), &devices, &options, note.as_deref(), terminal)?;
-    let fits = plan.memory_of_ranks().all(|memory| memory.missing().is_none());
-    let forecast = if fits { plan.forecast_streaming(&**devices.first())? } else { None };
+    let forecasts = Forecasts::of(&plan, &devices)?;
     let program = command.program || command.fused || command.step.is_some();
     let program = match (program, command.fused, command.step) {
         (false, ..) => None,
@@ -67,9 +69,7 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
         print(&format!("           {field} = {value} is not used"))?;
     }
     print(&devices.memory(&plan))?;
-    if let Some(forecast) = &forecast {
-        print(&forecast.to_string())?;
-    }
+    forecasts.lines().try_for_each(|line| print(&line))?;
     if command.tensors {
         let width = tensors.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, tensor) in &tensors {

@@ -147,6 +147,7 @@ fn load(settings: &ServeSettings, model: String, terminal: Terminal) -> Result<(
             .map_err(|error| anyhow!("--quantize: {error}"))?,
         weights_in: settings.weights_in.clone().unwrap_or_default(),
         experts: settings.experts.unwrap_or_default(),
+        kv_in: settings.kv_in.unwrap_or_default(),
         host_memory: settings.host_memory,
         resident_layers: settings.resident_layers,
         prefix_cache_host: settings.prefix_cache_host,

@@ -1,6 +1,11 @@
 //! `dsrun bench latency`: measures the time to the first token and per token, and the share of the memory bandwidth.
 
-use super::{bandwidth::read_bandwidth, median::median, prompts::prompt, streaming::Streaming};
+use super::{
+    bandwidth::read_bandwidth,
+    median::median,
+    prompts::prompt,
+    streaming::{HostCache, Streaming},
+};
 use crate::{
     arguments::Latency,
     commands::{print, print_json, speculation_line},
@@ -42,6 +47,8 @@ struct Figures {
     read_bandwidth_bytes_per_second: f64,
     /// Bytes read per second of decoding, over the bandwidth.
     share_of_bandwidth: f64,
+    /// The reads of KV cache in host memory, if any of it is there.
+    host_cache: Option<HostCache>,
     /// The streaming of weights from host memory, if there is any.
     streaming: Option<Streaming>,
 }
@@ -73,7 +80,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
     let traffic = plan.step_traffic(&**devices.first(), command.batch)?;
     let ranks = plan.ranks();
-    let forecast = show_plan(&plan, &devices, terminal)?;
+    let forecasts = show_plan(&plan, &devices, terminal)?;
     let mut engine = load_weights(plan, &model, &devices, terminal)?;
 
     // The first run compiles the steps.
@@ -108,7 +115,11 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         bytes_per_step: bytes,
         read_bandwidth_bytes_per_second: bandwidth,
         share_of_bandwidth: bytes as f64 / step / bandwidth,
-        streaming: forecast.map(|forecast| {
+        host_cache: forecasts.host_cache.map(|forecast| {
+            let bytes = forecast.read_bytes(context * command.batch as u64);
+            HostCache::new(bytes, step, &forecast)
+        }),
+        streaming: forecasts.streaming.map(|forecast| {
             let rate = engine.statistics().disk_rate;
             Streaming::new(forecast.link_bytes, step, &forecast).with_disk(forecast.disk_bytes, rate)
         }),
@@ -200,5 +211,8 @@ fn show(figures: &Figures) -> Result<()> {
         Bytes(figures.bytes_per_step),
         figures.share_of_bandwidth * 100.0
     ))?;
+    if let Some(cache) = &figures.host_cache {
+        print(&format!("kv cache     {cache}"))?;
+    }
     figures.streaming.as_ref().map_or(Ok(()), |streaming| print(&format!("streaming    {streaming}")))
 }

@@ -1,6 +1,6 @@
-//! What a measurement says about weights that are streamed from host memory or from disk.
+//! What a measurement says about weights that are streamed from host memory or from disk, and about KV cache in host memory.
 
-use dsrun_engine::{Bytes, StreamForecast};
+use dsrun_engine::{Bytes, HostCacheForecast, StreamForecast};
 use serde::Serialize;
 use std::fmt;
 
@@ -72,5 +72,37 @@ impl fmt::Display for Streaming {
             let share = bytes_per_second / rate * 100.0;
             write!(f, ", {share:.1}% of the {:.2} GB/s that reads alone reach", rate / 1e9)
         })
+    }
+}
+
+/// Bytes of KV cache that a step of generation read in host memory.
+#[derive(Debug, Serialize)]
+pub(super) struct HostCache {
+    bytes: u64,
+    /// The step's time; reads do not overlap with its other work.
+    seconds: f64,
+    /// The time in which copies alone move as many bytes.
+    link_seconds: f64,
+    layers: usize,
+}
+
+impl HostCache {
+    /// The figures of reads of `bytes` in a step of `seconds`.
+    pub(super) fn new(bytes: u64, seconds: f64, forecast: &HostCacheForecast) -> Self {
+        let link_seconds = bytes as f64 / forecast.rates.to_device;
+        Self { bytes, seconds, link_seconds, layers: forecast.layers }
+    }
+}
+
+impl fmt::Display for HostCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} read in host memory, {} layers: copies of as much take {:.3} ms of the step's {:.3} ms",
+            Bytes(self.bytes),
+            self.layers,
+            self.link_seconds * 1e3,
+            self.seconds * 1e3
+        )
     }
 }

@@ -77,7 +77,7 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     }
     let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
     let ranks = plan.ranks();
-    let forecast = show_plan(&plan, &devices, terminal)?;
+    let forecasts = show_plan(&plan, &devices, terminal)?;
     let mut engine = load_weights(plan, &model, &devices, terminal)?;
     let vocabulary = model.config().vocabulary;
     terminal.note("a first run, which compiles the steps");
@@ -117,7 +117,7 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
         accepted_tokens: after.accepted_tokens - before.accepted_tokens,
         host_ms_per_step: phases.map(|(name, time)| (name, time * 1e3 / steps.max(1) as f64)).into(),
         host_share: host / seconds,
-        streaming: forecast.map(|forecast| {
+        streaming: forecasts.streaming.map(|forecast| {
             let read = after.disk_bytes - before.disk_bytes;
             Streaming::new(streamed, seconds, &forecast).with_disk(read, after.disk_rate)
         }),
