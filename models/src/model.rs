@@ -115,8 +115,11 @@ impl Model {
             [] => Arc::new(file),
             _ => Arc::new(GgufParts::open(file, others)?),
         };
-        let tensors = families::of(&config)?.gguf.as_ref().map(|gguf| &gguf.tensors);
-        let naming = tensors.map_or(Naming::Plain, |names| names.of_file(|_| true));
+        let naming = {
+            let names = weights.names();
+            let tensors = families::of(&config)?.gguf.as_ref().map(|gguf| &gguf.tensors);
+            tensors.map_or(Naming::Plain, |tensors| tensors.of_file(|name| names.contains(&name)))
+        };
         Ok(Self::assemble(files.name.clone(), config, weights, naming, tokenizer, chat, generation))
     }
 

@@ -344,8 +344,8 @@ pub(crate) struct Names {
     pub(crate) shared: &'static [TensorName],
     /// Substrings of the names of tensors that are not weights of the decoder.
     pub(crate) no_weights: &'static [&'static str],
-    /// The names of files that hold experts in another form. A file that has these experts in any layer has these names.
-    pub(crate) other_experts: Option<&'static Self>,
+    /// The names of files in another form. A file whose first layer has this part under its name there has these names.
+    pub(crate) other: Option<(Part, &'static Self)>,
 }
 
 impl Names {
@@ -381,7 +381,7 @@ impl Names {
         ],
         // Tables of rotary embeddings follow from the configuration.
         no_weights: &["rotary_emb.inv_freq"],
-        other_experts: None,
+        other: None,
     };
 
     /// The names that llama.cpp uses.
@@ -425,7 +425,7 @@ impl Names {
             TensorName::of(&[Part::SharedDown], "blk.{}.ffn_down_shexp"),
         ],
         no_weights: CONFIG_TENSORS,
-        other_experts: None,
+        other: None,
     };
 
     /// Finds out which prefix a file uses; `has` tells whether it contains a tensor.
@@ -436,16 +436,14 @@ impl Names {
         };
         let found = self.prefixes.iter().find(|prefix| has(&embedding(**prefix)));
         let prefix = found.copied().unwrap_or(self.prefixes[0]);
-        let has_experts = |names: &&'static Self| {
-            let tensor = names.find(Part::ExpertDown);
+        let has_part = |(part, names): &(Part, &'static Self)| {
+            let tensor = names.find(*part);
             tensor.is_some_and(|tensor| {
                 has(&format!("{prefix}{}{}", numbered(tensor.name, 0), tensor.suffixes[0]))
             })
         };
-        if let Some(names) = self.other_experts.filter(has_experts) {
-            return Naming::File { names, prefix };
-        }
-        Naming::File { names: self, prefix }
+        let names = self.other.filter(has_part).map_or(self, |(_, names)| names);
+        Naming::File { names, prefix }
     }
 
     fn find(&self, part: Part) -> Option<&TensorName> {

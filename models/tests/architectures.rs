@@ -9,6 +9,8 @@ mod encoders;
 mod fixtures;
 #[path = "architectures/gguf.rs"]
 mod gguf;
+#[path = "architectures/gguf_families.rs"]
+mod gguf_families;
 #[path = "architectures/gguf_parts.rs"]
 mod gguf_parts;
 #[path = "architectures/latents.rs"]

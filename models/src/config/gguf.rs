@@ -29,6 +29,9 @@ const ROPE_DIVISORS: &str = "rope_freqs.weight";
 /// The tensors of LongRoPE's divisors, for short and for long contexts.
 const LONG_ROPE_DIVISORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
+/// The keys of YaRN's attention factor. llama.cpp's converter writes that of OLMo 3 under both, or under the second alone.
+pub(crate) const YARN_ATTENTION: [&str; 2] = ["rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor"];
+
 /// The tensors that are part of the configuration and not weights.
 pub(crate) const CONFIG_TENSORS: &[&str] = &[ROPE_DIVISORS, LONG_ROPE_DIVISORS[0], LONG_ROPE_DIVISORS[1]];
 
@@ -303,11 +306,9 @@ pub(crate) fn rope(
         (Some("linear") | None, Some(factor)) => RopeScaling::Linear { factor },
         (Some("yarn"), Some(factor)) => {
             let number = |key: &str| keys.positive(key).map(|number| number.map(f64::from));
-            // llama.cpp's converter writes the attention factor of OLMo 3 under both keys, or under the second alone.
-            const ATTENTION: [&str; 2] = ["rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor"];
-            let attention = match (number(ATTENTION[0])?, number(ATTENTION[1])?) {
+            let attention = match (number(YARN_ATTENTION[0])?, number(YARN_ATTENTION[1])?) {
                 (Some(one), Some(other)) if one != other => {
-                    let [first, second] = ATTENTION.map(|key| keys.path(key));
+                    let [first, second] = YARN_ATTENTION.map(|key| keys.path(key));
                     return Err(ConfigError::Contradiction { first, second });
                 }
                 (one, other) => one.or(other),

@@ -32,7 +32,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         own: TENSORS,
         shared: &[],
         no_weights: &["embeddings.position_ids", "pooler.", "predictions.", "sop_classifier."],
-        other_experts: None,
+        other: None,
     },
     blocks: Blocks { embed, layer: bert::BLOCKS.layer },
     gguf: None,

@@ -29,7 +29,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         own: TENSORS,
         shared: &[],
         no_weights: &["embeddings.position_ids", "pooler.", "cls."],
-        other_experts: None,
+        other: None,
     },
     blocks: BLOCKS,
     gguf: None,

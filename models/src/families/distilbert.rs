@@ -35,7 +35,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         own: TENSORS,
         shared: &[],
         no_weights: &["embeddings.position_ids", "vocab_transform.", "vocab_layer_norm.", "vocab_projector."],
-        other_experts: None,
+        other: None,
     },
     blocks: BLOCKS,
     gguf: None,

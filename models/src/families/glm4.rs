@@ -1,6 +1,9 @@
 //! GLM-4 without experts: norms around attention and MLP, and a rotary embedding of neighbours in half of each head.
 //!
-//! `glm4` has norms behind attention and MLP, too; `glm`, the form of the first GLM-4 9B, has not.
+//! `glm4` has norms behind attention and MLP, too; `glm`, the form of the first GLM-4 9B and of GLM-Edge, has not.
+//!
+//! The GGUF architecture of `glm` is `chatglm`. Queries, keys and values are one matrix, or three in files that were converted from those
+//! of transformers.
 //!
 //! Defaults: `num_key_value_heads` 2, `head_dim` 128, `max_position_embeddings` 131072, `rms_norm_eps` 1.5625e-7,
 //! `partial_rotary_factor` 0.5, biases of queries, keys and values.
@@ -28,6 +31,13 @@ use dsrun_core::{
 
 const NAMES: FieldNames = FieldNames::HUGGING_FACE;
 
+const HEADS: &[Part] = &[Part::Query, Part::Key, Part::Value];
+
+const GGUF_GATE_AND_UP: TensorName = TensorName::of(&[Part::Gate, Part::Up], "blk.{}.ffn_up");
+
+/// The names in GGUF files with a matrix for each of queries, keys and values.
+static SEPARATE: Names = Names { own: &[GGUF_GATE_AND_UP], ..Names::GGUF };
+
 const GATE_AND_UP: TensorName = TensorName::of(&[Part::Gate, Part::Up], "layers.{}.mlp.gate_up_proj");
 
 /// GLM-4, of the first form and later.
@@ -47,10 +57,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         gguf: Some(Gguf {
             name: "glm4",
             config: from_gguf,
-            tensors: Names {
-                own: &[TensorName::of(&[Part::Gate, Part::Up], "blk.{}.ffn_up")],
-                ..Names::GGUF
-            },
+            tensors: Names { own: &[GGUF_GATE_AND_UP], ..Names::GGUF },
             export: None,
         }),
         ..GLM
@@ -64,7 +71,16 @@ const GLM: Architecture = Architecture {
     harmless: &[],
     tensors: Names { own: &[GATE_AND_UP], ..Names::HUGGING_FACE },
     blocks: Blocks { layer: llama::layer, ..LLAMA.blocks },
-    gguf: None,
+    gguf: Some(Gguf {
+        name: "chatglm",
+        config: chatglm_from_gguf,
+        tensors: Names {
+            own: &[TensorName::of(HEADS, "blk.{}.attn_qkv"), GGUF_GATE_AND_UP],
+            other: Some((Part::Query, &SEPARATE)),
+            ..Names::GGUF
+        },
+        export: None,
+    }),
     writable: false,
 };
 
@@ -103,6 +119,15 @@ fn config(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderConf
 
 fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
     let mut config = gguf::decoder(keys, "glm4", &FieldNames::GGUF, Nonlinearity::Silu)?;
+    config.rotate_all(gguf::rope(keys, &config, RopePairing::Neighbours, true)?);
+    config.checked(&FieldNames::GGUF)
+}
+
+fn chatglm_from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    let mut config = gguf::decoder(keys, "glm", &FieldNames::GGUF, Nonlinearity::Silu)?;
+    if keys.has("blk.0.attn_qkv.bias") {
+        config.biases = Biases { query: true, key: true, value: true, ..config.biases };
+    }
     config.rotate_all(gguf::rope(keys, &config, RopePairing::Neighbours, true)?);
     config.checked(&FieldNames::GGUF)
 }

@@ -46,7 +46,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         shared: &[],
         // Causal masks.
         no_weights: &[".attn.bias", ".attn.masked_bias"],
-        other_experts: None,
+        other: None,
     },
     blocks: Blocks { embed: |build, table| build.embed_with_positions(table), layer },
     gguf: Some(Gguf {

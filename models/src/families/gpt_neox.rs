@@ -54,7 +54,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         shared: &[],
         // Causal masks, and tables of the rotary embedding.
         no_weights: &[".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"],
-        other_experts: None,
+        other: None,
     },
     blocks: Blocks { embed: |build, table| build.embed(table), layer },
     gguf: Some(Gguf {

@@ -72,7 +72,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
                 .with_suffixes(SUFFIXES)
                 .transposed(),
         ],
-        other_experts: Some(&MXFP4_NAMES),
+        other: Some((Part::ExpertDown, &MXFP4_NAMES)),
         ..Names::HUGGING_FACE
     },
     gguf: Some(Gguf {

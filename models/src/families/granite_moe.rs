@@ -1,7 +1,7 @@
 //! Granite with experts: Mixtral's layer with factors on embeddings, attention scores, residual branches and logits.
 //!
 //! The router chooses by logits; weights are the softmax over the chosen experts. Files store the experts of a layer as one
-//! tensor, gate before up. `granitemoeshared` has a shared expert without a gate.
+//! tensor, gate before up. `granitemoeshared` has a shared expert without a gate; GGUF files have one architecture for both.
 //!
 //! Defaults: `num_key_value_heads` the number of query heads, `embedding_multiplier`, `attention_multiplier`,
 //! `residual_multiplier` and `logits_scaling` 1, `num_local_experts` 8, `num_experts_per_tok` 2.
@@ -47,7 +47,6 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             }
             config.checked(&NAMES)
         },
-        gguf: None,
         ..GRANITE
     },
 ];
@@ -83,7 +82,13 @@ fn granite(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderCon
 }
 
 fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
-    let config = granite::decoder_from_gguf(keys, "granitemoe")?;
-    let mixture = mixture_fields::from_gguf(keys, Some(config.intermediate), ROUTER, config.layers)?;
+    let mut config = granite::decoder_from_gguf(keys, "granitemoe")?;
+    let mut mixture = mixture_fields::from_gguf(keys, Some(config.intermediate), ROUTER, config.layers)?;
+    // As in llama.cpp, 0 says that there is no shared expert.
+    let shared = keys.get::<u32>(MixtureNames::GGUF.shared)?.unwrap_or(0) as usize;
+    if shared > 0 {
+        config.architecture = "granitemoeshared";
+        mixture.shared = Some(SharedExpert { intermediate: shared, gated: false });
+    }
     DecoderConfig { mixture: Some(mixture), ..config }.checked(&FieldNames::GGUF)
 }

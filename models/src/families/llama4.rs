@@ -10,16 +10,20 @@
 //! `attn_scale` 0.1, `num_local_experts` 16, `interleave_moe_layer_step` 1.
 //!
 //! `llama4` is a checkpoint that also takes images: only its text model is read.
+//!
+//! GGUF files hold the text model, and neither the size of chunks nor the temperature, which are those of the defaults, nor which layers
+//! have a rotary embedding: every fourth has none. Heads are normalised unless there are 128 experts, as in llama.cpp.
 
 use super::{
-    architecture::Architecture,
+    architecture::{Architecture, Gguf},
     llama::LLAMA,
-    smollm3::{leave_unrotated, rotated_layers},
+    smollm3::{every_but, leave_unrotated, rotated_layers},
 };
 use crate::{
     config::{
-        Biases, DecoderConfig, FieldNames, Result, SharedExpert, Temperature,
+        Biases, ConfigError, DecoderConfig, FieldNames, Mixture, Result, SharedExpert, Temperature,
         fields::Fields,
+        gguf::{self, Keys},
         hugging_face::{self, Defaults, TextModel, expect},
         limits,
         mixture::{MixtureNames, SOFTMAX},
@@ -34,7 +38,7 @@ use crate::{
 };
 use dsrun_core::{
     Result as CoreResult,
-    op::{MoeRoute, RopePairing, RouterScore},
+    op::{MoeRoute, Nonlinearity, RopePairing, RouterScore},
     program::ValueId,
 };
 use serde_json::Value;
@@ -45,6 +49,12 @@ const NAMES: FieldNames = FieldNames {
     mixture: MixtureNames { shared: "intermediate_size", ..MixtureNames::MIXTRAL },
     ..FieldNames::HUGGING_FACE
 };
+
+/// The size of chunks, where files do not give it.
+const CHUNK: u32 = 8192;
+
+/// The temperature, where files do not give it.
+const TEMPERATURE: Temperature = Temperature { interval: 8192, offset: 1, growth: 0.1 };
 
 const ROUTER: MoeRoute = MoeRoute { score: RouterScore::Sigmoid, ..SOFTMAX };
 
@@ -93,7 +103,7 @@ const TEXT: Architecture = Architecture {
         ..Names::HUGGING_FACE
     },
     blocks: Blocks { layer, ..LLAMA.blocks },
-    gguf: None,
+    gguf: Some(Gguf { name: "llama4", config: from_gguf, tensors: Names::GGUF, export: None }),
     writable: false,
 };
 
@@ -134,8 +144,8 @@ fn config(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderConf
     let rotated = rotated_layers(fields, config.layers)?;
     leave_unrotated(&mut config, &rotated);
     let chunk = fields.size(NAMES.window, 1, limits::CONTEXT)?;
-    let chunk = if fields.is_null(NAMES.window) { None } else { chunk.or(Some(8192)) };
     let chunk = chunk.and_then(|chunk| u32::try_from(chunk).ok());
+    let chunk = if fields.is_null(NAMES.window) { None } else { chunk.or(Some(CHUNK)) };
     let is_chunked = |layer: usize| rotated[layer];
     let chunks = hugging_face::limited_layers(fields, config.layers, chunk, "chunked_attention", is_chunked)?;
     // Some files have the number 4 here, which means true.
@@ -143,22 +153,54 @@ fn config(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderConf
         Some(Value::Number(number)) => number.as_f64() != Some(0.0),
         _ => fields.flag("attn_temperature_tuning")?.unwrap_or(true),
     };
-    let interval = fields.size("floor_scale", 1, limits::CONTEXT)?.unwrap_or(8192);
-    let growth = fields.positive("attn_scale")?.unwrap_or(0.1) as f32;
-    let temperature = tuned.then_some(Temperature { interval, offset: 1, growth });
+    let interval = fields.size("floor_scale", 1, limits::CONTEXT)?.unwrap_or(TEMPERATURE.interval);
+    let growth = fields.positive("attn_scale")?.map_or(TEMPERATURE.growth, |growth| growth as f32);
+    let temperature = tuned.then_some(Temperature { interval, growth, ..TEMPERATURE });
     attend(&mut config, &chunks, temperature);
 
     let defaults = MixtureDefaults { experts: Some(16), top_k: Some(1), intermediate: Some(8192) };
     let mut mixture = mixture_fields::read(fields, &NAMES.mixture, defaults, ROUTER, config.layers)?;
     expect(fields, NAMES.mixture.top_k, 1.into(), "the router of Llama 4 chooses 1 expert")?;
-    mixture.weighted_inputs = true;
-    mixture.shared = Some(SharedExpert { intermediate: mixture.intermediate, gated: false });
+    weigh_inputs(&mut mixture);
     let step = fields.size("interleave_moe_layer_step", 1, usize::MAX)?.unwrap_or(1);
     mixture.layers = match fields.indices("moe_layers", config.layers)? {
         Some(listed) => (0..config.layers).map(|layer| listed.contains(&layer)).collect(),
         None => (1..=config.layers).map(|layer| layer.is_multiple_of(step)).collect(),
     };
     DecoderConfig { mixture: Some(mixture), ..config }.checked(&NAMES)
+}
+
+/// Makes weights multiply what experts get, and adds a shared expert of their size.
+fn weigh_inputs(mixture: &mut Mixture) {
+    mixture.weighted_inputs = true;
+    mixture.shared = Some(SharedExpert { intermediate: mixture.intermediate, gated: false });
+}
+
+fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    const STEP: &str = "interleave_moe_layer_step";
+    let names = &FieldNames::GGUF;
+    let mut config = gguf::decoder(keys, "llama4_text", names, Nonlinearity::Silu)?;
+    config.rotate_all(gguf::rope(keys, &config, RopePairing::Neighbours, false)?);
+    let rotated = every_but(config.layers, 4);
+    leave_unrotated(&mut config, &rotated);
+    // 0 stands for full attention in all layers, of which the file does not say how they are rotated.
+    if let Some(chunk) = keys.get::<u32>(names.window)?.filter(|chunk| *chunk != CHUNK) {
+        let reason = format!("layers with a rotary embedding attend within chunks of {CHUNK}");
+        return Err(ConfigError::unsupported(keys.path(names.window), chunk, reason));
+    }
+    let chunks: Vec<_> = rotated.iter().map(|rotated| rotated.then_some(CHUNK)).collect();
+    attend(&mut config, &chunks, Some(TEMPERATURE));
+
+    let mut mixture = mixture_fields::from_gguf(keys, None, ROUTER, config.layers)?;
+    if mixture.route.top_k != 1 {
+        let reason = "the router of Llama 4 chooses 1 expert";
+        return Err(ConfigError::unsupported(keys.path(names.mixture.top_k), mixture.route.top_k, reason));
+    }
+    config.head_norms = mixture.experts != 128;
+    weigh_inputs(&mut mixture);
+    let step = keys.required_size(STEP, limits::LAYERS)?;
+    mixture.layers = (1..=config.layers).map(|layer| layer.is_multiple_of(step)).collect();
+    DecoderConfig { mixture: Some(mixture), ..config }.checked(names)
 }
 
 /// Sets the chunks, and the temperature of layers without a rotary embedding.

@@ -4,6 +4,10 @@
 //! grows with their position, from `llama_4_scaling_beta` in the table of its rotary embedding. `mistral3` is a checkpoint with images:
 //! only its text model, of type `mistral` or `ministral3`, is read.
 //!
+//! GGUF files of architecture `mistral3` are those of Ministral 3, and of Mistral Small 3.1 and later without their images; their queries
+//! and keys are in the order of Llama's. The positions that share a factor of queries are as many as the original context of YaRN. There
+//! is no such file of `ministral`, because llama.cpp does not convert it.
+//!
 //! | default of | ministral | ministral3 |
 //! |---|---|---|
 //! | `num_key_value_heads` | 8 | 8 |
@@ -12,21 +16,29 @@
 //! | `sliding_window` | 4096 | none |
 
 use super::{
-    architecture::Architecture,
+    architecture::{Architecture, Gguf},
     llama::{LLAMA, mistral},
 };
 use crate::{
     config::{
-        ConfigError, DecoderConfig, FieldNames, Result, Temperature,
+        ConfigError, DecoderConfig, FieldNames, Result, Rope, RopeScaling, Temperature,
         fields::Fields,
+        gguf::{self, Keys},
         hugging_face::{self, Defaults, TextModel},
         limits,
-        rope::json::{self as rope, RopeDefaults},
+        rope::{
+            json::{self as rope, RopeDefaults},
+            yarn_gain,
+        },
     },
     layers::{Blocks, Builder},
     tensor_names::{Names, Part},
 };
-use dsrun_core::{Result as CoreResult, program::ValueId};
+use dsrun_core::{
+    Result as CoreResult,
+    op::{Nonlinearity, RopePairing},
+    program::ValueId,
+};
 
 const NAMES: FieldNames = FieldNames::HUGGING_FACE;
 const HARMLESS: &[&str] = &["attention_bias", "max_window_layers", "mlp_bias", "use_sliding_window"];
@@ -72,7 +84,7 @@ const MINISTRAL3: Architecture = Architecture {
     config: |fields| ministral3(fields, "ministral3"),
     harmless: HARMLESS,
     blocks: Blocks { layer, ..LLAMA.blocks },
-    gguf: None,
+    gguf: Some(Gguf { name: "mistral3", config: from_gguf, tensors: Names::GGUF, export: None }),
     writable: false,
     ..LLAMA
 };
@@ -118,4 +130,46 @@ fn ministral3(fields: &Fields<'_>, architecture: &'static str) -> Result<Decoder
         (layer.window, layer.temperature) = (window, temperature);
     }
     config.checked(&NAMES)
+}
+
+fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    let names = &FieldNames::GGUF;
+    let mut config = gguf::decoder(keys, "mistral3", names, Nonlinearity::Silu)?;
+    config.rotate_all(rope_from_gguf(keys, &config)?);
+    gguf::no_window(keys, config.context)?;
+    if let Some(growth) = positive_or_zero(keys, "attention.temperature_scale")? {
+        config.architecture = MINISTRAL3.name;
+        let interval = keys.size("rope.scaling.original_context_length", limits::CONTEXT)?;
+        let interval = interval.unwrap_or(config.context);
+        for layer in &mut config.attention {
+            layer.temperature = Some(Temperature { interval, offset: 0, growth });
+        }
+    }
+    config.checked(names)
+}
+
+/// Reads the rotary embedding. A multiplier `m` of YaRN's gain divides what is rotated by the gain of `mscale_all_dim`, which is `m`.
+fn rope_from_gguf(keys: &Keys<'_>, config: &DecoderConfig) -> Result<Rope> {
+    const MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+    let mut rope = gguf::rope(keys, config, RopePairing::Neighbours, false)?;
+    let multiplier = positive_or_zero(keys, MULTIPLIER)?;
+    let (Some(multiplier), RopeScaling::Yarn { factor, .. }) = (multiplier, &rope.scaling) else {
+        return Ok(rope);
+    };
+    let scale = (yarn_gain(*factor, 1.0) / yarn_gain(*factor, f64::from(multiplier))) as f32;
+    for key in gguf::YARN_ATTENTION {
+        if keys.positive(key)?.is_some_and(|other| other != scale) {
+            return Err(ConfigError::Contradiction { first: keys.path(key), second: keys.path(MULTIPLIER) });
+        }
+    }
+    rope.scale = scale;
+    Ok(rope)
+}
+
+/// Reads a number that is above 0, or 0 for none.
+fn positive_or_zero(keys: &Keys<'_>, key: &str) -> Result<Option<f32>> {
+    match keys.get::<f32>(key)? {
+        Some(0.0) => Ok(None),
+        _ => keys.positive(key),
+    }
 }

@@ -47,7 +47,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         own: TENSORS,
         shared: &[],
         no_weights: &["head.", "decoder."],
-        other_experts: None,
+        other: None,
     },
     blocks: Blocks { embed: |build, table| build.embed_text(table, false), layer },
     gguf: None,

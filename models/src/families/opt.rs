@@ -27,7 +27,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         own: TENSORS,
         shared: &[],
         no_weights: &["decoder.version"],
-        other_experts: None,
+        other: None,
     },
     blocks: Blocks { embed, layer },
     gguf: None,

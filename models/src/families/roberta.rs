@@ -32,7 +32,7 @@ const ROBERTA: Architecture = Architecture {
         own: TENSORS,
         shared: &[],
         no_weights: &["embeddings.position_ids", "pooler.", "lm_head."],
-        other_experts: None,
+        other: None,
     },
     blocks: BLOCKS,
     gguf: None,

@@ -79,7 +79,7 @@ pub(super) fn rotated_layers(fields: &Fields<'_>, layers: usize) -> Result<Vec<b
 }
 
 /// Returns which layers have a rotary embedding if every n-th has none.
-fn every_but(layers: usize, interval: usize) -> Vec<bool> {
+pub(super) fn every_but(layers: usize, interval: usize) -> Vec<bool> {
     (1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect()
 }
 
