@@ -23,7 +23,7 @@ pub mod timeline;
 
 use crate::{
     error::{EngineError, Result},
-    options::EngineOptions,
+    options::{EngineOptions, KvIn},
     passes::{partition::PipelineOptions, shard::MeshCosts},
     plan::{DeviceNumbers, EnginePlan, FixedSizes, MeshShape, StepPrograms, mesh_programs},
 };
@@ -36,7 +36,7 @@ use dsrun_models::model::Model;
 use hardware::Hardware;
 use simulation::{SimulatedRequest, simulate};
 use step_cost::StepCost;
-use streaming::{FullestRank, StreamedWeights, stream_stages};
+use streaming::{FullestRank, HostCache, StreamedWeights, stream_stages};
 use timeline::Timeline;
 
 /// The maximum number of ranks per stage in the meshes that are tried. Larger ones are seldom best, but can be requested
@@ -70,7 +70,7 @@ pub enum Bound {
     LinkLatency,
     /// The choice of experts.
     Choices,
-    /// Copies of weights from host memory.
+    /// Copies of weights from host memory, and reads of keys and values there.
     HostBandwidth,
 }
 
@@ -83,7 +83,9 @@ pub struct StageForecast {
     pub states: u64,
     /// The weights that do not fit, if there is room to stream them.
     pub streamed: Option<StreamedWeights>,
-    /// Microseconds of a decode step, communication included. Copies of weights overlap with the rest.
+    /// The keys and values that do not fit, if they may be in host memory.
+    pub host_cache: Option<HostCache>,
+    /// Microseconds of a decode step, communication included. Copies of weights overlap with the rest, reads in host memory do not.
     pub step_us: f64,
     /// Microseconds of memory-bound calls in a decode step.
     pub read_us: f64,
@@ -339,16 +341,25 @@ fn forecast_mesh(
         let fullest = all.into_iter().max_by_key(|rank| rank.weights + rank.states);
         fullest.ok_or_else(|| Error::internal("a stage has no ranks").into())
     };
-    let fullest = (0..pp).map(fullest).collect::<Result<Vec<_>>>()?;
+    let mut fullest = (0..pp).map(fullest).collect::<Result<Vec<_>>>()?;
+    let in_host = fullest.iter_mut().map(|rank| match options.kv_in {
+        KvIn::Device => Ok(None),
+        KvIn::Host => rank.move_caches(hardware, limits, fixed),
+    });
+    let in_host = in_host.collect::<Result<Vec<_>>>()?;
     let streams = stream_stages(&fullest, generating, hardware)?;
-    for (stage, (rank, streamed)) in fullest.iter().zip(streams).enumerate() {
+    for (stage, ((rank, streamed), host_cache)) in fullest.iter().zip(streams).zip(in_host).enumerate() {
         let cost = price(stage, generating, generating, load.context)?;
-        let copy_us = streamed.map_or(0.0, |(streamed, _)| streamed.copy_us);
+        let share = generating as f64 / load.requests.max(1) as f64;
+        let cache_us = host_cache.map_or(0.0, |cache| cache.read_us * share);
+        let copy_us = streamed.map_or(0.0, |(streamed, _)| streamed.copy_us) + cache_us;
         stages.push(StageForecast {
             weights: streamed.map_or(rank.weights, |(_, on_device)| on_device),
             states: rank.states,
             streamed: streamed.map(|(streamed, _)| streamed),
-            step_us: streamed.map_or(cost.total_us(), |(streamed, _)| streamed.step_us(cost.total_us())),
+            host_cache,
+            step_us: cache_us
+                + streamed.map_or(cost.total_us(), |(streamed, _)| streamed.step_us(cost.total_us())),
             read_us: cost.read_us,
             compute_us: cost.compute_us,
             exchange_us: cost.exchange_us(),

@@ -6,7 +6,7 @@ mod support;
 
 use dsrun_core::{Code, device::Device};
 use dsrun_engine::{
-    EmbeddingRequest, EngineOptions, EnginePlan, Request,
+    EmbeddingRequest, EngineOptions, EnginePlan, KvIn, Request,
     service::{Service, ServiceError, ServiceOptions, TokenStream},
 };
 use dsrun_models::model::Model;
@@ -31,6 +31,11 @@ fn options() -> EngineOptions {
     EngineOptions { ignore_end: true, context: Some(32), kv_tokens: Some(36), swap_tokens: 32, ..exact(8, 3) }
 }
 
+/// The same with all keys and values in host memory, and steps that copy them: with more than 16 tokens.
+fn options_in_host() -> EngineOptions {
+    EngineOptions { kv_in: KvIn::Host, resident_layers: Some(0), step_tokens: 20, ..options() }
+}
+
 /// What a run gave: each answer or its error, and the embedding or its error.
 #[derive(Debug, PartialEq)]
 struct Outcome {
@@ -48,8 +53,8 @@ fn answer(mut stream: TokenStream) -> Result<Vec<u32>, String> {
 }
 
 /// Loads the model and serves three answers and an embedding; the error if it does not load.
-fn serve(model: &Model, device: Arc<dyn Device>) -> Result<Outcome, String> {
-    let plan = EnginePlan::new(model, &*device, &options()).map_err(|error| error.to_string())?;
+fn serve(model: &Model, device: Arc<dyn Device>, options: &EngineOptions) -> Result<Outcome, String> {
+    let plan = EnginePlan::new(model, &*device, options).map_err(|error| error.to_string())?;
     let engine = plan.load(model, device, &mut |_, _| {}).map_err(|error| error.to_string())?;
     let service = Service::start(engine, &ServiceOptions::default()).unwrap();
     let handle = service.handle();
@@ -69,11 +74,11 @@ fn serve(model: &Model, device: Arc<dyn Device>) -> Result<Outcome, String> {
 }
 
 /// The same with a time limit. A panic while the model is loaded is an error like others.
-fn serve_in_time(device: &Arc<FaultyDevice>) -> Result<Outcome, String> {
+fn serve_in_time(device: &Arc<FaultyDevice>, options: &EngineOptions) -> Result<Outcome, String> {
     let (sender, receiver) = mpsc::channel();
-    let device: Arc<dyn Device> = device.clone();
+    let (device, options): (Arc<dyn Device>, _) = (device.clone(), options.clone());
     thread::spawn(move || {
-        let served = catch_unwind(AssertUnwindSafe(|| serve(&open("llama3"), device)));
+        let served = catch_unwind(AssertUnwindSafe(|| serve(&open("llama3"), device, &options)));
         let _ = sender.send(served.unwrap_or_else(|_| Err("it panicked".to_owned())));
     });
     receiver.recv_timeout(PATIENCE).expect("a run does not end")
@@ -99,8 +104,21 @@ fn a_fault_anywhere_gives_an_error_or_the_right_answer(
     )]
     operation: Operation,
 ) {
+    check_faults(fault, operation, &options());
+}
+
+/// What differs with a KV cache in host memory: its allocation, copies of pages, and the events that order them.
+#[rstest]
+fn a_fault_with_a_cache_in_host_memory_gives_an_error_or_the_right_answer(
+    #[values(Operation::Allocate, Operation::Create, Operation::Copy, Operation::Record, Operation::Launch)]
+    operation: Operation,
+) {
+    check_faults(Fault::Error(Code::OutOfMemory), operation, &options_in_host());
+}
+
+fn check_faults(fault: Fault, operation: Operation, options: &EngineOptions) {
     let sound = FaultyDevice::new(device());
-    let expected = serve_in_time(&sound).expect("without a fault it is served");
+    let expected = serve_in_time(&sound, options).expect("without a fault it is served");
     assert!(expected.answers.iter().all(Result::is_ok) && expected.embedding.is_ok(), "{expected:?}");
     let count = sound.count(operation);
     assert!(count > 0, "the run has no {operation:?}");
@@ -109,7 +127,7 @@ fn a_fault_anywhere_gives_an_error_or_the_right_answer(
     for nth in calls {
         let device = FaultyDevice::new(device());
         device.arm(operation, nth, fault);
-        let found = serve_in_time(&device);
+        let found = serve_in_time(&device, options);
         assert!(device.has_failed(), "{operation:?} {nth} of {count} does not come");
         if let Ok(found) = found {
             for (found, expected) in found.answers.iter().zip(&expected.answers) {

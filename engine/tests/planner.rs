@@ -9,7 +9,7 @@ use dsrun_core::{
     device::{Backend, Device, DeviceOptions},
 };
 use dsrun_engine::{
-    EngineOptions, EnginePlan, LaunchedStep, Request,
+    EngineOptions, EnginePlan, KvIn, LaunchedStep, Request,
     passes::{partition::PipelineOptions, shard::MeshCosts},
     planner::{
         Bound, Forecast, Load, best_batch, forecast,
@@ -254,6 +254,31 @@ fn weights_that_do_not_fit_are_streamed() {
     let full = Hardware { memory: Some(7_500_000_000), ..full };
     let both = forecast(&model, 2, Some((1, 2)), &full, &options, load).unwrap();
     assert!(both[0].stages.iter().all(|stage| stage.streamed.is_some()), "{both:?}");
+}
+
+/// Keys and values that do not fit are read in host memory, after the weights and not beside them.
+#[test]
+fn a_cache_that_does_not_fit_is_read_in_host_memory() {
+    let hardware = Hardware { memory: Some(24_000_000_000), ..Hardware::named("h200").unwrap() };
+    let load = Load { requests: 64, context: 4096, prompt: 512 };
+    let model = model("llama-8b");
+    let on_device = EngineOptions::default();
+    let in_host = EngineOptions { kv_in: KvIn::Host, ..on_device.clone() };
+    let forecast =
+        |hardware: &Hardware, options| forecast(&model, 1, None, hardware, options, load).unwrap().remove(0);
+    let found = forecast(&hardware, &in_host);
+    let cache = found.stages[0].host_cache.unwrap();
+    assert_eq!((found.fits, found.streamed_bytes()), (Some(true), 0), "{found:?}");
+    assert!(found.memory() <= 24_000_000_000 && found.memory() > 21_000_000_000, "{found:?}");
+    // Each of 32 layers has 1.07 GB; 16 GB of weights and two slots of a layer leave room for five of them.
+    assert_eq!((cache.layers, cache.bytes), (27, 27 << 30), "{cache:?}");
+    let read_ms = cache.bytes as f64 / hardware.host_bandwidth * 1e3;
+    let unlimited = forecast(&Hardware { memory: None, ..hardware.clone() }, &on_device);
+    assert!((found.token_ms - read_ms - unlimited.token_ms).abs() < 1e-6, "{found:?} {unlimited:?}");
+    assert_eq!(found.stages[0].bound, Bound::HostBandwidth);
+    // What fits stays on the device.
+    let large = Hardware { memory: Some(80_000_000_000), ..hardware };
+    assert_eq!(forecast(&large, &in_host), forecast(&large, &on_device));
 }
 
 #[test]

@@ -55,12 +55,12 @@ impl CacheLayers {
     }
 
     /// The number of layers.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.len()
     }
 
     /// Keeps this many layers in host memory, spread evenly between the others.
-    pub(super) fn split(&self, in_host: usize) -> HostCaches {
+    pub(crate) fn split(&self, in_host: usize) -> HostCaches {
         let all = self.0.len();
         let is_in_host = |index: usize| (index + 1) * in_host / all > index * in_host / all;
         let layers = self.0.iter().enumerate().filter(|(index, _)| is_in_host(*index));

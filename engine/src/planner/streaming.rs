@@ -1,9 +1,10 @@
-//! Forecasts weights that do not fit into the memory of a device, and are copied from host memory in every step.
+//! Forecasts weights that do not fit into the memory of a device and are copied from host memory in every step, and keys and values that are
+//! read there.
 
 use super::hardware::Hardware;
 use crate::{
     error::Result,
-    plan::{StreamPlan, StreamableLayers},
+    plan::{Bucket, CacheLayers, FixedSizes, StreamPlan, StreamableLayers},
 };
 use dsrun_core::program::Program;
 
@@ -42,7 +43,45 @@ impl StreamedWeights {
     }
 }
 
+/// Keys and values of a rank that are in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct HostCache {
+    /// Layers whose keys and values are there.
+    pub layers: usize,
+    /// Bytes of them, when the context of every request is full.
+    pub bytes: u64,
+    /// Microseconds in which the steps of all requests read them.
+    pub read_us: f64,
+}
+
 impl FullestRank<'_> {
+    /// Moves the keys and values of as few layers as possible to host memory, as an engine does, if the rank has more than `memory`
+    /// bytes; of all layers, if it does not fit then either.
+    ///
+    /// # Errors
+    /// If the program is not valid, or a size overflows.
+    pub(super) fn move_caches(
+        &mut self,
+        hardware: &Hardware,
+        limits: Bucket,
+        fixed: FixedSizes,
+    ) -> Result<Option<HostCache>> {
+        let Some(memory) = hardware.memory.filter(|memory| !self.fits(*memory)) else { return Ok(None) };
+        let layers = CacheLayers::of(self.program)?;
+        let mut moved = None;
+        for in_host in 1..=layers.count() {
+            let (bytes, slots) = layers.split(in_host).bytes(self.program, limits, fixed)?;
+            let states = self.states.saturating_sub(bytes) + slots;
+            moved = Some((in_host, bytes, states));
+            if self.weights + states <= memory {
+                break;
+            }
+        }
+        let Some((layers, bytes, states)) = moved else { return Ok(None) };
+        self.states = states;
+        Ok(Some(HostCache { layers, bytes, read_us: bytes as f64 / hardware.host_bandwidth * 1e6 }))
+    }
+
     /// Whether all weights and states fit into `memory` bytes.
     pub(super) fn fits(&self, memory: u64) -> bool {
         self.weights + self.states <= memory

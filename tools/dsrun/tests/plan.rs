@@ -47,10 +47,17 @@ fn a_plan_says_what_bounds_it_and_draws_it() {
     let flags = ["--device", "rtx-4090", "--host-bandwidth", "20", "--explain"];
     let ran = run(dsrun(&["plan", "llama-8b", "--memory", "8"]).args(flags));
     for part in
-        ["streams", "copied from host memory", "at 20 GB/s", "most tokens", "bound by copies", "w4a16"]
+        ["streams", "copied from host memory", "at 20 GB/s", "most tokens", "bound by the link", "w4a16"]
     {
         assert!(ran.code == Some(0) && ran.out.contains(part), "{part}: {}", ran.out);
     }
+    // Where the KV cache may be in host memory, the weights fit.
+    let flags = ["--batch", "64", "--context", "4096", "--kv-in"];
+    let plan = |place| run(dsrun(&["plan", "llama-8b", "--memory", "24"]).args(flags).arg(place));
+    let [device, host] = ["device", "host"].map(plan);
+    assert!(device.out.contains("streams") || device.out.contains("does not fit"), "{}", device.out);
+    assert!(host.code == Some(0) && host.out.contains("is in host memory"), "{} {}", host.out, host.err);
+    assert!(!host.out.contains("streams") && !host.out.contains("does not fit"), "{}", host.out);
 }
 
 /// The network between hosts slows ranks of a stage that it separates, and hardly a pipeline.

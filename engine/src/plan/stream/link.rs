@@ -108,7 +108,8 @@ pub struct StreamForecast {
     pub memory_seconds_alone: f64,
     /// The same with all requests, each with half of its context.
     pub memory_seconds: f64,
-    /// The number of requests above which a byte of device memory is worth more as a resident weight than as KV cache.
+    /// The number of requests above which a byte of device memory is worth more as a resident weight than as KV cache; 0 if KV cache is in
+    /// host memory, and takes no room.
     pub threshold: f64,
     /// Whether the weights have at least 16 bits on average.
     wide: bool,
@@ -158,7 +159,10 @@ impl StreamForecast {
             host_kv_bytes: host_kv(kv_requests),
             memory_seconds_alone: memory_seconds(weights[0], 1),
             memory_seconds: memory_seconds(weights[1], kv_requests),
-            threshold: streamable as f64 / (context as f64 * kv_per_token as f64).max(1.0),
+            threshold: match host_kv_per_token {
+                0 => streamable as f64 / (context as f64 * kv_per_token as f64).max(1.0),
+                _ => 0.0,
+            },
             wide: stream.packed_bytes() >= 2 * elements as u64,
         }
     }

@@ -5,7 +5,7 @@ use super::{
     values::positive,
 };
 use clap::Args;
-use dsrun_engine::passes::quantize::Policy;
+use dsrun_engine::{KvIn, passes::quantize::Policy};
 use std::path::PathBuf;
 
 /// The most ranks of a stage, and the most stages, of a plan.
@@ -79,6 +79,9 @@ pub(crate) struct Plan {
     /// How weights are quantised when they are loaded: a scheme such as w4a16, or the path of a policy.
     #[arg(long, value_name = "SCHEME", value_parser = policy)]
     pub(crate) quantize: Option<Policy>,
+    /// Where the KV cache is kept: `host` keeps that of layers that do not fit on the device in host memory, where generation reads it.
+    #[arg(long, default_value_t = KvIn::Device, value_name = "device|host")]
+    pub(crate) kv_in: KvIn,
     /// Print the bottleneck of each stage of the first mesh, and how its number of micro-batches compares with others.
     #[arg(long)]
     pub(crate) explain: bool,

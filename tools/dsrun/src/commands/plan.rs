@@ -43,6 +43,7 @@ pub(crate) fn run(command: &Plan, terminal: &Terminal) -> Result<()> {
         precision: command.dtype.into(),
         step_tokens: command.step_tokens.unwrap_or_else(|| default_step_tokens(hardware.memory)),
         quantize: command.quantize.clone(),
+        kv_in: command.kv_in,
         pipeline: PipelineOptions { micro_batches: command.micro_batches, ..PipelineOptions::default() },
         ..default
     };
@@ -83,12 +84,15 @@ pub(crate) fn run(command: &Plan, terminal: &Terminal) -> Result<()> {
     for forecast in &forecasts {
         print(&row(forecast))?;
     }
+    if let Some(line) = host_cache(best, &hardware) {
+        print(&line)?;
+    }
     let free = Bytes(hardware.memory.unwrap_or(0));
     if best.streamed_bytes() > 0 {
         print(&streaming(&model, best, &hardware, &options, load)?)?;
     } else if best.fits == Some(false) {
         terminal.note(&format!(
-            "no mesh fits into {free} of each device: use more --devices, a smaller --context, fewer requests, or --quantize"
+            "no mesh fits into {free} of each device: use more --devices, a smaller --context, fewer requests, --quantize, or --kv-in host"
         ));
     }
     if command.explain {
@@ -219,6 +223,18 @@ fn row(forecast: &Forecast) -> String {
     )
 }
 
+/// What a mesh reads of the KV cache in host memory, if anything.
+fn host_cache(best: &Forecast, hardware: &Hardware) -> Option<String> {
+    let of_stages = || best.stages.iter().filter_map(|stage| stage.host_cache);
+    let most = of_stages().map(|cache| cache.bytes).max()?;
+    Some(format!(
+        "the KV cache of {} layers is in host memory, {} of each rank when all contexts are full, which generation reads there at {:.0} GB/s",
+        of_stages().map(|cache| cache.layers).sum::<usize>(),
+        Bytes(most),
+        hardware.host_bandwidth / 1e9
+    ))
+}
+
 /// What a mesh that streams weights copies, and how many requests generate most.
 fn streaming(
     model: &Model,
@@ -241,16 +257,30 @@ fn streaming(
         }
     };
     let mut text = format!(
-        "the weights do not fit: {what}, {} on each rank at {:.0} GB/s\n\
-         below about {:.0} requests memory is worth more as KV cache of further requests than as resident layers",
+        "the weights do not fit: {what}, {} on each rank at {:.0} GB/s",
         Bytes(best.streamed_bytes()),
         hardware.host_bandwidth / 1e9,
-        best.cache_threshold(load),
     );
+    if best.stages.iter().all(|stage| stage.host_cache.is_none()) {
+        text += &format!(
+            "\nbelow about {:.0} requests memory is worth more as KV cache of further requests than as resident layers",
+            best.cache_threshold(load)
+        );
+    }
     if let Some((requests, most)) = best_batch(model, (best.tp, best.pp), hardware, options, load)? {
         text += &format!(
-            "\nmost tokens: {requests} requests generate {:.1} tokens/s, {:.1} ms a token (--batch {requests})",
-            most.tokens_per_second, most.token_ms
+            "\nmost tokens: {requests} requests generate {:.1} tokens/s, {:.1} ms a token (--batch {requests}){}",
+            most.tokens_per_second,
+            most.token_ms,
+            most.stages
+                .iter()
+                .filter_map(|stage| stage.host_cache)
+                .map(|cache| cache.bytes)
+                .max()
+                .map_or_else(String::new, |bytes| format!(
+                    ", with {} of KV cache in host memory",
+                    Bytes(bytes)
+                ))
         );
     }
     if options.quantize.is_none() {
@@ -294,7 +324,7 @@ fn explained(forecast: &Forecast, hardware: &Hardware) -> String {
             Bound::LinkBandwidth => "the bandwidth between devices",
             Bound::LinkLatency => "the latency between devices",
             Bound::Choices => "the choice of experts",
-            Bound::HostBandwidth => "copies of weights from host memory",
+            Bound::HostBandwidth => "the link to host memory",
         };
         let choosing =
             if *choice_us > 0.0 { format!(", {choice_us:.0} choosing experts") } else { String::new() };
