@@ -9,7 +9,7 @@ use dsrun_engine::{CachePrecision, Engine, EngineOptions, EnginePlan, Speculatio
 use dsrun_models::model::Model;
 use rstest::rstest;
 use std::sync::Arc;
-use support::{device, difference, engine, exact, greedy, logits, open, prompts};
+use support::{device, engine, exact, greedy, logits, open, prompts};
 
 fn quantised(step_tokens: usize, max_requests: usize) -> EngineOptions {
     let kv_precision = CachePrecision::Int8;
@@ -22,20 +22,30 @@ fn alone(model: &Model, count: usize) -> Vec<Vec<u32>> {
     prompts(model).into_iter().map(one).collect()
 }
 
+/// Each key and value is rounded by at most half of the 127th part of the largest of its group: on average by a few thousandths of that, and
+/// again in each layer. So the error of most positions is below 2% of their largest logit, and that of every position below 5%. A router
+/// that is near a tie may choose another expert, whose answer differs by more: of mixtures of experts only most positions are compared.
 #[rstest]
-fn its_logits_stay_near_those_of_f32(#[values("llama3", "qwen2_window", "gemma3")] name: &str) {
+fn its_logits_stay_near_those_of_f32(
+    #[values("llama3", "qwen2_window", "gemma3", "olmo3", "gpt_oss", "mixtral")] name: &str,
+) {
     let model = open(name);
     let config = model.config();
     let (mut reference, mut small) = (engine(&model, &exact(64, 1)), engine(&model, &quantised(64, 1)));
     let (of_f32, row) = (4 * config.head_dim, cache_row_size(DType::I8, config.head_dim));
     assert_eq!(small.memory().kv_cache * of_f32 as u64, reference.memory().kv_cache * row as u64);
-    // Each layer rounds its keys and its values once, by half of the 127th part of the largest of its group, which is up to about ten; and
-    // its own keys and values are off by as much because of the layers before.
-    let bound = config.layers as f32 * 4.0 * 10.0 / 254.0;
+    let mut errors = Vec::new();
     for prompt in prompts(&model) {
-        let error = difference(&logits(&mut small, &prompt), &logits(&mut reference, &prompt));
-        assert!(error > 0.0 && error < bound, "{name} is off by {error}, at most {bound}");
+        let (found, expected) = (logits(&mut small, &prompt), logits(&mut reference, &prompt));
+        errors.extend(found.iter().zip(&expected).map(|(found, expected)| {
+            let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            off / expected.iter().map(|logit| logit.abs()).fold(0.0, f32::max)
+        }));
     }
+    errors.sort_by(f32::total_cmp);
+    let (median, largest) = (errors[errors.len() / 2], errors[errors.len() - 1]);
+    assert!(median > 0.0 && median < 0.02, "{name}: {errors:?}");
+    assert!(largest < 0.05 || ["gpt_oss", "mixtral"].contains(&name), "{name}: {errors:?}");
 }
 
 #[rstest]
