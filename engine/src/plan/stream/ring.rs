@@ -11,7 +11,6 @@ use super::{
 };
 use crate::error::Result;
 use dsrun_core::{
-    Error,
     device::{BufferSlice, Device, Event, MemoryKind, Stream},
     kernels::{PackedWeight, WeightDesc},
 };
@@ -90,7 +89,7 @@ impl WeightRing {
         }
         let numbers = plan.numbers();
         let mut ring = Self { copies: device.stream()?, slots, images, numbers, next: 0, copied: 0 };
-        ring.prime()?;
+        ring.fill_from(0)?;
         Ok((ring, adopted))
     }
 
@@ -109,23 +108,18 @@ impl WeightRing {
         self.images.disk()
     }
 
-    /// Makes the compute stream wait for the weights of a layer.
+    /// Makes the compute stream wait for the weights of a layer. If another layer was to run next, the slots are filled again from this one
+    /// on: a segment of its own computes hidden states with the last layer, and a failed step leaves the ring in the middle of the layers.
     ///
     /// # Errors
-    /// If layers do not run in their order, which is a defect; if the device failed.
+    /// If the device failed.
     pub(crate) fn acquire(&mut self, layer: usize, stream: &mut dyn Stream) -> Result<()> {
         if layer != self.next {
-            // A failed step has left the ring in the middle of the layers, so it is refilled from the first layer.
-            if layer != 0 {
-                let message =
-                    format!("streamed layer {layer} runs out of order, expected layer {}", self.next);
-                return Err(Error::internal(message).into());
-            }
             for slot in &mut self.slots {
                 stream.record(&*slot.free)?;
                 slot.used = true;
             }
-            self.prime()?;
+            self.fill_from(layer)?;
         }
         Ok(stream.wait(&*self.slot(layer).full)?)
     }
@@ -144,10 +138,10 @@ impl WeightRing {
         self.fill((layer + slots) % self.images.count())
     }
 
-    /// Enqueues the copies of the first layers.
-    fn prime(&mut self) -> Result<()> {
-        self.next = 0;
-        (0..self.slots.len()).try_for_each(|layer| self.fill(layer))
+    /// Enqueues the copies of this layer, which runs next, and of those after it.
+    fn fill_from(&mut self, layer: usize) -> Result<()> {
+        self.next = layer;
+        (layer..layer + self.slots.len()).try_for_each(|layer| self.fill(layer % self.images.count()))
     }
 
     /// Enqueues the copy of a layer to its slot; the copy stream first waits until the slot is free.
