@@ -69,8 +69,18 @@ impl EnginePlan {
     /// # Errors
     /// [`EngineError::DoesNotFit`] if a rank has too little memory; the other processes get the error too.
     fn check_memory(&self) -> Result<()> {
-        let needed: u64 = self.memory_of_ranks().map(|memory| memory.host).sum();
-        let available = available_host_memory().filter(|available| needed > *available);
+        let sum = |of: fn(&MemoryPlan) -> u64| self.memory_of_ranks().map(of).sum::<u64>();
+        let (weights, cache) = (sum(|memory| memory.host), sum(|memory| memory.kv_host));
+        let beside = sum(|memory| memory.host + memory.swap + memory.prefix_host);
+        let in_host = match available_host_memory() {
+            Some(available) if weights > available => {
+                Err(EngineError::HostMemory { needed: weights, available })
+            }
+            Some(available) if cache > 0 && cache + beside > available => {
+                Err(EngineError::HostCache { needed: cache, available: available.saturating_sub(beside) })
+            }
+            _ => Ok(()),
+        };
         let lacking = self.memory_of_ranks().find_map(|memory| Some((memory.missing()?, memory)));
         let fits = match lacking {
             None => Ok(()),
@@ -81,8 +91,6 @@ impl EnginePlan {
             let rule = format!("must be at most the available host memory, {}", Bytes(available));
             return Err(EngineError::option("prefix-cache-host", Bytes(prefixes), rule));
         }
-        let in_host =
-            available.map_or(Ok(()), |available| Err(EngineError::HostMemory { needed, available }));
         let fits = fits.and(in_host);
         match &self.processes {
             Some(processes) => processes.checked(fits),

@@ -50,7 +50,7 @@ pub enum EngineError {
 
     /// The part of the KV cache that is kept in host memory does not fit there.
     #[error(
-        "the KV cache does not fit into host memory: {} are needed, {} may be used (half of what is available)\nhint: a smaller --context, \
+        "the KV cache does not fit into host memory: {} are needed, {} may be used\nhint: a smaller --context, \
          fewer --kv-tokens or fewer requests side by side, or a larger --gpu-memory",
         Bytes(*needed),
         Bytes(*available)

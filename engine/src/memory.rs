@@ -74,8 +74,10 @@ impl MemoryPlan {
         }
         if self.available.is_some_and(|available| self.weights > available) || self.weights > beside_weights {
             "--dtype bf16, --quantize w8a16 or w4a16, a quantised file, or a smaller model need less memory for weights; --weights-in host streams them"
+        } else if self.kv_slots > beside_weights / 2 {
+            "a smaller --context, fewer --kv-tokens, or fewer requests side by side need smaller slots for KV cache in host memory"
         } else if self.kv_cache > beside_weights / 2 {
-            "a smaller --context, fewer --kv-tokens, or fewer requests side by side need less KV cache; --kv-in host keeps it in host memory"
+            "a smaller --context, fewer --kv-tokens, or fewer requests side by side need less KV cache; where the backend can, --kv-in host keeps it in host memory"
         } else {
             "fewer --step-tokens, or fewer requests side by side, need less memory for a step"
         }
@@ -86,7 +88,7 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kv = match self.kv_host {
             0 => format!("KV cache ({} tokens)", self.kv_tokens),
-            _ => format!("KV cache on the device ({} tokens)", self.kv_tokens),
+            _ => "KV cache, on the device".to_owned(),
         };
         let mut rows = vec![
             ("weights".to_owned(), self.weights),
@@ -116,6 +118,7 @@ impl fmt::Display for MemoryPlan {
         }
         if self.kv_host > 0 {
             writeln!(f, "  {:width$} {:>10}", "host, for the KV cache", Bytes(self.kv_host).to_string())?;
+            writeln!(f, "  {:width$} {:>10}", "tokens of the KV cache", self.kv_tokens)?;
         }
         if self.swap > 0 {
             writeln!(f, "  {:width$} {:>10}", "host, for swapping", Bytes(self.swap).to_string())?;

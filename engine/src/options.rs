@@ -148,11 +148,13 @@ pub struct EngineOptions {
     /// Where keys and values are kept. Steps of few tokens for each request read those in host memory there; other steps copy the pages
     /// that they need to the device.
     pub kv_in: KvIn,
+    /// Equal engines that share the host's memory, each with devices of its own.
+    pub replicas: usize,
     /// With [`WeightsIn::Disk`], the bytes of host memory that streamed weights may take, for each rank; half of what is available if
     /// absent.
     pub host_memory: Option<u64>,
-    /// If weights or the KV cache are in host memory, the maximum number of layers whose part stays on the device; as many as fit if
-    /// absent.
+    /// If weights or the KV cache are in host memory, the maximum number of layers whose weights, or keys and values, stay on the device;
+    /// as many as fit if absent.
     pub resident_layers: Option<usize>,
     /// How weights are quantised at load, and activations in each step; off by default.
     pub quantize: Option<Policy>,
@@ -197,6 +199,7 @@ impl Default for EngineOptions {
             weights_in: WeightsIn::default(),
             experts: ExpertsIn::default(),
             kv_in: KvIn::default(),
+            replicas: 1,
             host_memory: None,
             resident_layers: None,
             quantize: None,

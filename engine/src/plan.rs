@@ -61,7 +61,7 @@ use dsrun_core::{device::Device, program::Program};
 use dsrun_models::model::Model;
 pub(crate) use execution_context::{ExecutionContext, Resident, SharedMemory, ValueStorage};
 pub use host_cache_forecast::HostCacheForecast;
-pub(crate) use host_caches::{CacheLayers, HostCaches, reads_caches_in_place};
+pub(crate) use host_caches::{CacheLayers, CachePage, HostCaches, reads_caches_in_place};
 pub(crate) use layout::{InputLayout, Layout, SharedSizes};
 pub(crate) use memory::cache_desc;
 pub(crate) use mesh_programs::mesh_programs;
@@ -251,8 +251,8 @@ impl EnginePlan {
         Ok(self)
     }
 
-    /// Keeps the keys and values of as few layers as possible in host memory, if the options ask for it. If host memory is short, plans
-    /// fewer pages, unless their number was asked for.
+    /// Keeps the keys and values of as few layers as possible in host memory, if the options ask for it. If device and host together are too
+    /// small, plans fewer pages, unless their number was asked for.
     ///
     /// # Errors
     /// If the device does not take tensors in pinned memory, the model has no KV cache, or host memory is too small.
@@ -265,42 +265,68 @@ impl EnginePlan {
             return Err(refused("the backend does not take tensors in host memory"));
         }
         let layers = CacheLayers::of(self.programs.all_rows())?;
-        if layers.count() == 0 {
-            return Err(refused("the model has no KV cache"));
+        let all = layers.count();
+        if all == 0 {
+            // A stage of a pipeline may have no attention.
+            return if self.programs.mesh().is_some() {
+                Ok(())
+            } else {
+                Err(refused("the model has no KV cache"))
+            };
         }
         self.programs.keep_caches_apart(layers.numbers());
         self.size_shared_memory(device)?;
-        self.choose_host_caches(device, &layers)?;
-        let ranks = self.programs.mesh().map_or(1, MeshRank::ranks) as u64;
-        let (needed, budget) = (self.memory.kv_host, available_host_memory().map(|bytes| bytes / 2 / ranks));
-        let Some(available) = budget.filter(|budget| needed > *budget) else { return Ok(()) };
-        if self.options.kv_tokens.is_some() {
-            return Err(EngineError::HostCache { needed, available });
+        self.count_memory(device)?;
+        let most_resident = self.options.resident_layers.unwrap_or(all).min(all);
+        if most_resident == all && self.memory.missing().is_none() {
+            return Ok(());
         }
-        let of_page = (needed / self.fixed.pages.max(1) as u64).max(1);
-        let fewer = usize::try_from((needed - available).div_ceil(of_page)).unwrap_or(usize::MAX);
-        self.fixed.pages = self.fixed.pages.saturating_sub(fewer).max(self.fixed.blocks);
-        self.choose_host_caches(device, &layers)?;
+        let (asked, program) = (self.fixed.pages, self.programs.all_rows());
+        let page = FixedSizes { pages: 1, ..self.fixed };
+        let of_page: Vec<CachePage> = (all - most_resident..=all)
+            .map(|in_host| {
+                let (host, slots) = layers.split(in_host).bytes(program, self.limits, page)?;
+                Ok(CachePage { in_host, device: (self.page_bytes() + slots).saturating_sub(host), host })
+            })
+            .collect::<Result<_>>()?;
+        let beside = self.memory.total().saturating_sub(self.page_bytes() * asked as u64);
+        let device_room = self.memory.available.map(|available| available - available / SPARE);
+        let mut device_room = device_room.map_or(u64::MAX, |room| room.saturating_sub(beside));
+        let mut host_room = self.host_room(device_room == 0).unwrap_or(u64::MAX);
+        if let (true, Some(available)) = (device.properties().unified_memory, available_host_memory()) {
+            // The device uses the memory of the host, so both share what is left.
+            let left = available.saturating_sub(beside);
+            host_room = host_room.min(left / 2);
+            device_room = device_room.min(left - host_room);
+        }
+        let (in_host, pages) = CachePage::choose(&of_page, device_room, host_room, asked, self.fixed.blocks);
+        self.host_caches = (in_host > 0).then(|| layers.split(in_host));
+        if self.options.kv_tokens.is_none() {
+            self.fixed.pages = pages;
+        }
+        self.count_memory(device)?;
         match self.memory.kv_host {
-            needed if needed > available => Err(EngineError::HostCache { needed, available }),
+            needed if needed > host_room => Err(EngineError::HostCache { needed, available: host_room }),
             _ => Ok(()),
         }
     }
 
-    /// Keeps the keys and values of as few layers as possible in host memory, with the pages that are planned; of all, if the rest does
-    /// not fit then either.
-    fn choose_host_caches(&mut self, device: &dyn Device, layers: &CacheLayers) -> Result<()> {
-        let all = layers.count();
-        let most_resident = self.options.resident_layers.unwrap_or(all).min(all);
-        for in_host in all - most_resident..=all {
-            self.host_caches = (in_host > 0).then(|| layers.split(in_host));
-            self.count_memory(device)?;
-            let budget = self.memory.available.map(|available| available - available / SPARE);
-            if budget.is_none_or(|budget| self.memory.total() <= budget) {
-                break;
-            }
-        }
-        Ok(())
+    /// The host memory that the KV cache of a rank may take, if the system reports it: half of what is available, beside weights that
+    /// are in host memory whatever happens or because the device has no room for them (`weights_in_host`).
+    fn host_room(&self, weights_in_host: bool) -> Option<u64> {
+        let weights = match &self.options.weights_in {
+            WeightsIn::Host => self.memory.weights,
+            WeightsIn::Auto if weights_in_host => self.memory.weights,
+            // Those on disk take half of what is left.
+            _ => 0,
+        };
+        Some(available_host_memory()?.saturating_sub(weights) / 2 / self.engines_on_host())
+    }
+
+    /// The ranks and engines that share host memory.
+    fn engines_on_host(&self) -> u64 {
+        let ranks = self.programs.mesh().map_or(1, MeshRank::ranks);
+        (ranks * self.options.replicas.max(1)) as u64
     }
 
     /// Plans streamed layers that consist of experts alone, with at most `pages` pages of KV cache. Returns whether the rest fits on the
@@ -401,8 +427,9 @@ impl EnginePlan {
 
     /// The host memory that streamed weights of a rank may take: what the options say, else half of what is available.
     fn host_memory(&self) -> Option<u64> {
-        let ranks = self.programs.mesh().map_or(1, MeshRank::ranks) as u64;
-        self.options.host_memory.or_else(|| Some(available_host_memory()? / 2 / ranks))
+        let left =
+            || Some(available_host_memory()?.saturating_sub(self.memory.kv_host * self.engines_on_host()));
+        self.options.host_memory.or_else(|| Some(left()? / 2 / self.engines_on_host()))
     }
 
     /// Counts the memory, that of a draft model included.

@@ -277,6 +277,7 @@ impl Runner {
         }
         statistics.compiled_steps = self.executor.compiled_steps();
         statistics.streamed_bytes = self.executor.streamed_bytes();
+        statistics.cache_bytes = self.executor.cache_bytes();
         let disk = self.executor.disk();
         statistics.disk_bytes = disk.map_or(0, |disk| disk.bytes);
         statistics.disk_rate = disk.and_then(|disk| disk.rate);

@@ -49,6 +49,8 @@ pub struct Statistics {
     pub accepted_tokens: u64,
     /// Bytes of streamed weights whose copy from host memory was enqueued.
     pub streamed_bytes: u64,
+    /// Bytes of KV cache in host memory whose copy to the device was enqueued, for steps with prompts.
+    pub cache_bytes: u64,
     /// Bytes of weights that were read from disk.
     pub disk_bytes: u64,
     /// The bytes per second at which the disk was read when reading began and nothing else held it up.
@@ -84,6 +86,7 @@ impl Statistics {
             proposed_tokens,
             accepted_tokens,
             streamed_bytes,
+            cache_bytes,
             disk_bytes,
             disk_rate,
             phases,
@@ -110,6 +113,7 @@ impl Statistics {
         self.proposed_tokens += proposed_tokens;
         self.accepted_tokens += accepted_tokens;
         self.streamed_bytes += streamed_bytes;
+        self.cache_bytes += cache_bytes;
         self.disk_bytes += disk_bytes;
         self.disk_rate = self.disk_rate.or(*disk_rate);
         self.phases.iter_mut().zip(phases).for_each(|(own, other)| own.add(other));

@@ -11,12 +11,13 @@ use dsrun_core::{
     device::{Backend, Device, DeviceOptions},
 };
 use dsrun_engine::{
-    CachePrecision, EngineError, EngineOptions, EnginePlan, KvIn, MemoryPlan, Request, Speculation, WeightsIn,
+    CachePrecision, EmbeddingRequest, EngineError, EngineOptions, EnginePlan, KvIn, MemoryPlan, Request,
+    Speculation, WeightsIn, passes::partition::PipelineOptions,
 };
 use dsrun_models::{config::DecoderConfig, model::Model};
 use lagging::{Fault, LaggingDevice, Pace};
 use rstest::rstest;
-use std::{fs, sync::Arc};
+use std::{collections::HashMap, fs, path::Path, sync::Arc};
 use support::{device, exact, fixtures, greedy, logits};
 
 /// Tokens of a step: more than are read in place, so prompts are copied, in several steps.
@@ -181,15 +182,93 @@ fn generation_copies_nothing() {
     let mut engine = plan.load(&llama(), device(), &mut |_, _| {}).unwrap();
     let prompt = prompts()[0].clone();
     engine.submit(Request { max_tokens: Some(6), ..Request::new(prompt) }).unwrap();
-    let mut copied = vec![engine.statistics().streamed_bytes];
+    let mut copied = vec![engine.statistics().cache_bytes];
     while !engine.is_idle() {
         engine.step().unwrap();
-        copied.push(engine.statistics().streamed_bytes);
+        copied.push(engine.statistics().cache_bytes);
     }
     // Steps of 24, 24 and 12 tokens; the last of the prompt's is small enough to be read in place.
     let pages: Vec<u64> = copied.windows(2).map(|pair| (pair[1] - pair[0]) / page / 6).collect();
     assert_eq!(pages.iter().sum::<u64>(), 6, "{pages:?}");
     assert_eq!(pages.iter().filter(|pages| **pages > 0).count(), 1, "{pages:?}");
+}
+
+/// A known prefix is copied from host memory for a tail of more tokens than are read in place.
+#[test]
+fn a_prefix_is_reused_by_a_step_that_copies() {
+    let (model, options) = (llama(), exact(64, 1));
+    let long = |tail: u32| -> Vec<u32> {
+        (0..40).map(|token| token * 7 % 96).chain((0..40).map(|token| (token * 11 + tail) % 96)).collect()
+    };
+    let answers = |options: &EngineOptions| {
+        let plan = EnginePlan::new(&model, &*device(), options).unwrap();
+        let mut engine = plan.load(&model, device(), &mut |_, _| {}).unwrap();
+        let answers = [1, 2].map(|tail| greedy(&mut engine, &[long(tail)], 8));
+        (answers, engine.statistics().prefix_hit_tokens, engine.statistics().cache_bytes)
+    };
+    let (expected, hits, none) = answers(&options);
+    let (found, same_hits, copied) =
+        answers(&EngineOptions { resident_layers: Some(0), ..in_host(&options) });
+    assert_eq!((found, same_hits, none), (expected, hits, 0));
+    assert!(hits >= 40 && copied > 0, "{hits} tokens, {copied} bytes");
+}
+
+/// Stages of a pipeline, a step size that is measured, and a draft model whose cache stays on the device.
+#[test]
+fn stages_step_sizes_and_drafts_work_with_it() {
+    let (model, options) = (llama(), EngineOptions { kv_tokens: Some(384), ..exact(64, 3) });
+    let (first, again, logits) = answers(&model, &device(), &options);
+    let own = EngineOptions { resident_layers: Some(1), ..in_host(&options) };
+    let tuned = EngineOptions { tune_step: true, ..own.clone() };
+    assert_eq!(answers(&model, &device(), &tuned), (first.clone(), again, logits));
+
+    let pipeline = PipelineOptions { stages: 2, ..PipelineOptions::default() };
+    let devices = [device(), device()];
+    let plan = EnginePlan::on_devices(&model, &devices, &EngineOptions { pipeline, ..own.clone() }).unwrap();
+    assert!(plan.memory_of_ranks().all(|memory| memory.kv_host > 0));
+    let mut engine = plan.load(&model, devices[0].clone(), &mut |_, _| {}).unwrap();
+    assert_eq!(greedy(&mut engine, &prompts(), 12), first);
+
+    let speculation = Some(Speculation::Draft { tokens: 3 });
+    let (draft, device) = (Arc::new(llama()), device());
+    let plan =
+        EnginePlan::with_draft(&model, &draft, &*device, &EngineOptions { speculation, ..own }).unwrap();
+    let drafted = plan.memory().draft.as_ref().unwrap();
+    assert!(plan.memory().kv_host > 0 && drafted.kv_host == 0 && drafted.kv_cache > 0, "{}", plan.memory());
+    let mut engine = plan.load(&model, device, &mut |_, _| {}).unwrap();
+    assert_eq!(greedy(&mut engine, &prompts(), 12), first);
+}
+
+/// Hidden states are computed after the logits, from the last layer's keys and values.
+#[rstest]
+#[case::keys_and_values(|options: &mut EngineOptions, _: &Path| options.kv_in = KvIn::Host)]
+#[case::weights(|options: &mut EngineOptions, _: &Path| options.weights_in = WeightsIn::Host)]
+#[case::weights_on_disk(|options: &mut EngineOptions, folder: &Path| {
+    (options.weights_in, options.host_memory) = (WeightsIn::Disk(folder.to_owned()), Some(1 << 19));
+})]
+fn embeddings_work_with_it(#[case] set: fn(&mut EngineOptions, &Path)) {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, mut options) = (llama(), exact(64, 3));
+    let vectors = |device: &Arc<dyn Device>, options: &EngineOptions| {
+        let plan = EnginePlan::new(&model, &**device, options).unwrap();
+        let mut engine = plan.load(&model, device.clone(), &mut |_, _| {}).unwrap();
+        let request = |tokens| EmbeddingRequest { tokens, ..EmbeddingRequest::default() };
+        let ids = prompts().into_iter().map(|tokens| engine.submit_embedding(request(tokens)).unwrap());
+        let ids: Vec<_> = ids.collect();
+        let mut vectors = HashMap::new();
+        while !engine.is_idle() {
+            engine.step().unwrap();
+            vectors.extend(engine.take_embeddings());
+        }
+        ids.iter().map(|id| vectors.remove(id).unwrap()).collect::<Vec<_>>()
+    };
+    let expected = vectors(&device(), &options);
+    set(&mut options, folder.path());
+    options.resident_layers = Some(0);
+    for pace in [Pace::Late, Pace::Early] {
+        let device: Arc<dyn Device> = LaggingDevice::open(&DeviceOptions::default(), pace, None);
+        assert_eq!(vectors(&device, &options), expected, "{pace:?}");
+    }
 }
 
 #[test]

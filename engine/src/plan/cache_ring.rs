@@ -78,6 +78,8 @@ pub(crate) struct CacheRing {
     numbers: HashMap<String, usize>,
     /// Recorded by the compute stream when a step begins.
     begun: Arc<dyn Event>,
+    /// The layer that runs next.
+    next: usize,
     /// The pages that the step reads and writes.
     read: Vec<Range<usize>>,
     written: Vec<Range<usize>>,
@@ -151,6 +153,7 @@ impl CacheRing {
             slots,
             numbers: plan.numbers(),
             begun: device.event()?,
+            next: 0,
             read: Vec::new(),
             written: Vec::new(),
             copied: 0,
@@ -176,16 +179,24 @@ impl CacheRing {
         // A step that failed may have left copies behind.
         self.settle(compute)?;
         (self.read, self.written) = (runs(&pages.read), runs(&pages.written));
+        self.next = 0;
         compute.record(&*self.begun)?;
         self.fetches.wait(&*self.begun)?;
         (0..self.slots.len()).try_for_each(|layer| self.fetch(layer))
     }
 
-    /// Makes the compute stream wait for the pages of a layer.
+    /// Makes the compute stream wait for the pages of a layer. After the last layer, those that are still in their slots may be used again:
+    /// hidden states are computed from the last one by a segment of its own.
     ///
     /// # Errors
-    /// If the device failed.
+    /// If layers do not run in their order, which is a defect; if the device failed.
     pub(crate) fn acquire(&mut self, layer: usize, compute: &mut dyn Stream) -> Result<()> {
+        let again = self.next == self.layers.len() && layer + self.slots.len() >= self.next;
+        if layer != self.next && !again {
+            let message =
+                format!("the KV cache of layer {layer} is used out of order, expected {}", self.next);
+            return Err(Error::internal(message).into());
+        }
         Ok(compute.wait(&*self.slot(layer).full)?)
     }
 
@@ -195,6 +206,7 @@ impl CacheRing {
     /// # Errors
     /// If the device failed.
     pub(crate) fn release(&mut self, layer: usize, compute: &mut dyn Stream) -> Result<()> {
+        self.next = self.next.max(layer + 1);
         let number = layer % self.slots.len();
         let slot = &mut self.slots[number];
         compute.record(&*slot.done)?;
@@ -209,7 +221,7 @@ impl CacheRing {
         slot.saving = true;
         match layer + self.slots.len() {
             next if next < self.layers.len() => self.fetch(next),
-            _ if layer + 1 == self.layers.len() => self.settle(compute),
+            _ if self.next == self.layers.len() => self.settle(compute),
             _ => Ok(()),
         }
     }
@@ -257,6 +269,10 @@ mod tests {
         // A new sequence at the border of a page, beside it.
         pages.add(&[2, 4, 5], 4, 4, 4);
         assert_eq!((runs(&pages.read), runs(&pages.written)), (vec![2..4, 7..8], vec![3..5, 8..9]));
+        // Pages that a window has left are given away.
+        pages.clear();
+        pages.add(&[-1, 6, 8, 9, 11], 4, 12, 8);
+        assert_eq!((runs(&pages.read), runs(&pages.written)), (vec![6..7, 8..9], vec![9..10, 11..12]));
         pages.clear();
         assert_eq!(pages, StepPages::default());
     }

@@ -24,6 +24,9 @@ use std::sync::Arc;
 /// One part in this many of the devices' free memory is reserved for allocations that are not counted.
 const UNCOUNTED: u64 = 10;
 
+/// One part in this many of the devices' memory may be taken by slots for layers whose keys and values are in host memory.
+const SLOTS_SHARE: u64 = 10;
+
 /// The assumed peak memory of a step's intermediate results, as a multiple of the largest one.
 const LIVE_RESULTS: u64 = 6;
 
@@ -32,10 +35,13 @@ const LIVE_RESULTS: u64 = 6;
 pub struct CacheRoom {
     /// The bytes that a token takes in the KV cache of all layers, that of a draft model included.
     pub token_bytes: u64,
-    /// The bytes of all devices that are free for KV cache; `None` if a device does not report its free memory.
+    /// The bytes of all devices that are free for KV cache, and of the host if the options keep it there; `None` if a device does not report
+    /// its free memory.
     pub free: Option<u64>,
     /// Whether the devices use host memory, which they share with other programs.
     pub of_host: bool,
+    /// Whether some of the room is host memory beside the devices.
+    pub in_host: bool,
 }
 
 impl CacheRoom {
@@ -53,7 +59,7 @@ impl CacheRoom {
     ) -> Result<Self> {
         let mut sizes = Sizes::default();
         let Some(device) = devices.first() else {
-            return Ok(Self { token_bytes: 1, free: None, of_host: false });
+            return Ok(Self { token_bytes: 1, free: None, of_host: false, in_host: false });
         };
         // Smoothing needs a calibration, which takes time and does not change sizes.
         let unsmoothed = |policy: &Policy| Policy { smooth: None, ..policy.clone() };
@@ -74,12 +80,15 @@ impl CacheRoom {
         let weights = if options.keeps_weights_off_device() { u64::MAX } else { sizes.weights };
         let taken = weights.saturating_add(sizes.activations);
         let free = available.map(|bytes| (bytes - bytes / UNCOUNTED).saturating_sub(taken));
-        let in_host = match options.kv_in {
-            KvIn::Device => 0,
-            KvIn::Host => available_host_memory().unwrap_or(0) / 2 / engines.max(1) as u64,
-        };
+        let mut in_host = 0;
+        if options.kv_in == KvIn::Host && !of_host {
+            // What is available varies, and the slots for two layers take a part of the device.
+            let host = available_host_memory().unwrap_or(0) / 2 / options.replicas.max(1) as u64;
+            let slots = available.unwrap_or(0) / SLOTS_SHARE;
+            in_host = (host - host / UNCOUNTED).min(slots.saturating_mul(model.config().layers as u64 / 2));
+        }
         let free = free.map(|bytes| bytes.saturating_add(in_host));
-        Ok(Self { token_bytes: sizes.token.max(1), free, of_host })
+        Ok(Self { token_bytes: sizes.token.max(1), free, of_host, in_host: in_host > 0 })
     }
 
     /// The tokens of KV cache that there is room for.

@@ -165,22 +165,28 @@ impl CompiledStep {
 /// Launches the parts of a step in order. Those that use a streamed layer wait for the copy of its weights, and those that use caches in
 /// host memory for the copies of their pages.
 fn launch(parts: &[BoundPart], stream: &mut dyn Stream, mut rings: Rings<'_>) -> Result<()> {
-    let layer = |index: Option<usize>| index.and_then(|index| parts.get(index)).and_then(|part| part.layer);
+    let weights = |part: &BoundPart| part.layer;
+    let caches = |part: &BoundPart| part.caches;
     for (index, part) in parts.iter().enumerate() {
+        let (before, after) = (&parts[..index], &parts[index + 1..]);
         if let (Some(own), Some(ring)) = (part.layer, &mut rings.weights)
-            && layer(index.checked_sub(1)) != Some(own)
+            && before.iter().rev().find_map(weights) != Some(own)
         {
             ring.acquire(own, stream)?;
         }
-        if let (Some(own), Some(ring)) = (part.caches, &mut rings.caches) {
+        if let (Some(own), Some(ring)) = (part.caches, &mut rings.caches)
+            && before.iter().rev().find_map(caches) != Some(own)
+        {
             ring.acquire(own, stream)?;
         }
         part.graph.launch(stream)?;
-        if let (Some(own), Some(ring)) = (part.caches, &mut rings.caches) {
+        if let (Some(own), Some(ring)) = (part.caches, &mut rings.caches)
+            && after.iter().find_map(caches) != Some(own)
+        {
             ring.release(own, stream)?;
         }
         if let (Some(own), Some(ring)) = (part.layer, &mut rings.weights)
-            && layer(Some(index + 1)) != Some(own)
+            && after.iter().find_map(weights) != Some(own)
         {
             ring.release(own, stream)?;
         }

@@ -39,7 +39,7 @@ impl fmt::Display for HostCacheForecast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { layers, bytes, bytes_per_token, requests, tokens, rates } = self;
         let (requests, plural) = (requests, if *requests == 1 { "" } else { "s" });
-        writeln!(f, "KV cache: that of {layers} layers stays in host memory, {}", Bytes(*bytes))?;
+        writeln!(f, "KV cache: keys and values of {layers} layers are in host memory, {}", Bytes(*bytes))?;
         write!(
             f,
             "  generation reads {} for each token of a context over the link of {:.1} GB/s: {:.1} ms a step for {requests} request{plural} \
@@ -92,7 +92,7 @@ mod tests {
             rates: LinkRates { to_device: 50e9, inside_device: 4e12 },
         };
         let shown = forecast.to_string();
-        assert!(shown.contains("that of 24 layers stays in host memory, 3.0 GiB"), "{shown}");
+        assert!(shown.contains("keys and values of 24 layers are in host memory, 3.0 GiB"), "{shown}");
         assert!(shown.contains("8.1 ms a step for 8 requests with 4096 tokens together"), "{shown}");
     }
 }

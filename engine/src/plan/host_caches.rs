@@ -68,6 +68,44 @@ impl CacheLayers {
     }
 }
 
+/// The bytes of a page of the KV cache, if the keys and values of some layers are in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CachePage {
+    /// Layers in host memory.
+    pub(crate) in_host: usize,
+    /// Bytes on the device, those of slots included.
+    pub(crate) device: u64,
+    /// Bytes in host memory.
+    pub(crate) host: u64,
+}
+
+impl CachePage {
+    /// The pages that fit, up to `asked`.
+    fn fitting(self, device_room: u64, host_room: u64, asked: usize) -> usize {
+        let fitting = |room: u64, bytes: u64| room.checked_div(bytes).unwrap_or(u64::MAX);
+        let pages = fitting(device_room, self.device).min(fitting(host_room, self.host));
+        usize::try_from(pages).unwrap_or(usize::MAX).min(asked)
+    }
+
+    /// Of some possibilities, with ever more layers in host memory, the first with the most pages up to `asked`: its layers in host
+    /// memory, and the pages, at least `least`. If none has room for those on the device, the last one with what the host has room for.
+    pub(crate) fn choose(
+        of: &[Self],
+        device_room: u64,
+        host_room: u64,
+        asked: usize,
+        least: usize,
+    ) -> (usize, usize) {
+        let pages = |page: &Self| page.fitting(device_room, host_room, asked);
+        let most = of.iter().map(pages).max().unwrap_or(asked);
+        let chosen = match of.iter().find(|page| pages(page) == most) {
+            Some(page) if most >= least.min(asked) => Some((page.in_host, most)),
+            _ => of.last().map(|page| (page.in_host, page.fitting(u64::MAX, host_room, asked))),
+        };
+        chosen.map_or((0, asked), |(in_host, pages)| (in_host, pages.max(least.min(asked))))
+    }
+}
+
 /// The layers whose keys and values are in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostCaches {
@@ -139,4 +177,42 @@ fn origin(program: &Program, mut id: ValueId) -> dsrun_core::Result<ValueId> {
 fn numbers(layers: &[Vec<String>]) -> HashMap<String, usize> {
     let all = layers.iter().enumerate();
     all.flat_map(|(number, names)| names.iter().map(move |name| (name.clone(), number))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// Pages of 32 layers with a byte each, and of two slots.
+    fn pages() -> Vec<CachePage> {
+        let page = |in_host: u64| CachePage {
+            in_host: in_host as usize,
+            device: 32 - in_host + in_host.min(2),
+            host: in_host,
+        };
+        (0..=32).map(page).collect()
+    }
+
+    #[rstest]
+    // As many as were asked for, with as few layers in host memory as possible: 8 pages of 20 bytes.
+    #[case(160, 1000, 8, (14, 8))]
+    // What the device and the host have room for together, not only one of them.
+    #[case(320, 320, 1000, (17, 18))]
+    // A host with little memory: no fewer pages than without it.
+    #[case(320, 10, 1000, (0, 10))]
+    #[case(320, 0, 1000, (0, 10))]
+    // The slots limit the pages if all layers are in host memory.
+    #[case(20, 1_000_000, 1000, (32, 10))]
+    // No room on the device, where weights are streamed to make some.
+    #[case(0, 320, 1000, (32, 10))]
+    #[case(0, 0, 1000, (32, 4))]
+    fn device_and_host_hold_as_many_pages_as_possible(
+        #[case] device: u64,
+        #[case] host: u64,
+        #[case] asked: usize,
+        #[case] expected: (usize, usize),
+    ) {
+        assert_eq!(CachePage::choose(&pages(), device, host, asked, 4), expected);
+    }
 }

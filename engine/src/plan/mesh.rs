@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::{EngineError, Result},
-    options::{EngineOptions, Speculation},
+    options::{EngineOptions, KvIn, Speculation},
     passes::shard::MeshCosts,
     processes::{Processes, facts},
     trace::Trace,
@@ -111,8 +111,9 @@ impl EnginePlan {
         // limit.
         let free = free.filter(|_| !options.keeps_weights_off_device());
         let costs = if host { MeshCosts::HOST } else { MeshCosts::ACCELERATORS };
-        // Fewer pages are planned if needed, but at least enough for the whole context of one request.
-        let smallest = FixedSizes { pages: fixed.pages.min(fixed.blocks), ..fixed };
+        // Fewer pages are planned if needed, but at least enough for the whole context of one request. In host memory they do not count.
+        let least = if options.kv_in == KvIn::Host { 0 } else { fixed.pages.min(fixed.blocks) };
+        let smallest = FixedSizes { pages: least, ..fixed };
         let mut programs = mesh_programs(&program, shape, options, &costs, &limits.sizes(smallest), free)?;
         let places: Vec<usize> = all.iter().map(|process| process.ranks).collect();
         let mut meshes = join(devices, first, shape, processes, &places)?;

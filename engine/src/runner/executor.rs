@@ -258,11 +258,15 @@ impl Executor {
         &self.resident
     }
 
-    /// Bytes of weights and KV cache that were copied from host memory so far, or are about to be, and those of experts that steps were
-    /// expected to read there.
+    /// Bytes of weights that were copied from host memory so far, or are about to be, and those of experts that steps were expected to
+    /// read there.
     pub(crate) fn streamed_bytes(&self) -> u64 {
-        let weights = self.ring.as_ref().map_or(0, WeightRing::copied) + self.read_in_place;
-        weights + self.caches.as_ref().map_or(0, CacheRing::copied)
+        self.ring.as_ref().map_or(0, WeightRing::copied) + self.read_in_place
+    }
+
+    /// Bytes of KV cache that were copied from host memory so far, or are about to be.
+    pub(crate) fn cache_bytes(&self) -> u64 {
+        self.caches.as_ref().map_or(0, CacheRing::copied)
     }
 
     /// What was read from disk so far, if streamed layers are read from it.

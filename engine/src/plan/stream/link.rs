@@ -72,7 +72,8 @@ fn rate(
     Ok((rounds * source.bytes) as f64 / best.max(1e-9))
 }
 
-/// The predicted time of a step that streams weights: the maximum of the time of its copies and of its reads of device memory.
+/// The predicted time of a step that streams weights: the maximum of the time of its copies and of its reads of device memory, and then
+/// that of its reads of KV cache in host memory, which do not overlap with either.
 /// Arithmetic, which limits large batches, is not modelled.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct StreamForecast {
@@ -169,13 +170,14 @@ impl StreamForecast {
 
     /// The predicted seconds of a step with one request.
     pub fn seconds_alone(&self) -> f64 {
-        let bytes = self.link_bytes_alone + self.host_kv_bytes_alone;
-        (bytes as f64 / self.rates.to_device).max(self.memory_seconds_alone)
+        let link = self.link_bytes_alone as f64 / self.rates.to_device;
+        link.max(self.memory_seconds_alone) + self.host_kv_bytes_alone as f64 / self.rates.to_device
     }
 
     /// The predicted seconds of a step with all requests.
     pub fn seconds(&self) -> f64 {
-        self.link_seconds().max(self.memory_seconds)
+        let weights = self.link_bytes as f64 / self.rates.to_device;
+        weights.max(self.memory_seconds) + self.host_kv_bytes as f64 / self.rates.to_device
     }
 
     /// The predicted seconds of what crosses the link in a step with all requests.

@@ -16,6 +16,7 @@ const FOR_FEW: &[&str] = &[
     "step_tokens",
     "weights_in",
     "experts",
+    "kv_in",
     "host_memory",
     "resident_layers",
     "prefix_cache_host",

@@ -253,15 +253,15 @@ pub(crate) struct EngineArguments {
     /// weights on the device. Steps of few tokens read only the experts that they choose.
     #[arg(long, default_value_t = ExpertsIn::Auto, value_name = "auto|host")]
     pub(crate) experts: ExpertsIn,
-    /// Where the KV cache is kept: `host` keeps that of layers that do not fit on the device in host memory, which then bounds the context
-    /// and the number of requests. Generation reads it there, over the link; steps with prompts copy what they need.
+    /// Where the KV cache is kept: `host` keeps that of layers that do not fit on the device in host memory. Contexts
+    /// and the number of requests may then be larger. Generation reads it there, over the link; steps with prompts copy what they need.
     #[arg(long, default_value_t = KvIn::Device, value_name = "device|host")]
     pub(crate) kv_in: KvIn,
     /// With `--weights-in disk:FOLDER`, the host memory that weights may take; half of what is available if not given.
     #[arg(long, value_name = "SIZE")]
     pub(crate) host_memory: Option<MemorySize>,
-    /// If weights or the KV cache are in host memory, the maximum number of layers whose part stays on the device; as many as fit if not
-    /// given.
+    /// If weights or the KV cache are in host memory, the maximum number of layers whose weights, or keys and values, stay on the
+    /// device; as many as fit if not given.
     #[arg(long, value_name = "COUNT")]
     pub(crate) resident_layers: Option<usize>,
     /// Host memory for prefixes that the KV cache has no room for any more, so that prompts that begin with them are not computed

@@ -8,7 +8,7 @@ use crate::{
 };
 use anyhow::{Context, Result, anyhow, bail};
 use dsrun_engine::{
-    Bytes, EngineOptions,
+    Bytes, EngineOptions, KvIn,
     passes::partition::PipelineOptions,
     planner::{
         Bound, Forecast, Load, StageForecast, best_batch, forecast,
@@ -91,8 +91,10 @@ pub(crate) fn run(command: &Plan, terminal: &Terminal) -> Result<()> {
     if best.streamed_bytes() > 0 {
         print(&streaming(&model, best, &hardware, &options, load)?)?;
     } else if best.fits == Some(false) {
+        let or_host =
+            if command.kv_in == KvIn::Host { "or --quantize" } else { "--quantize, or --kv-in host" };
         terminal.note(&format!(
-            "no mesh fits into {free} of each device: use more --devices, a smaller --context, fewer requests, --quantize, or --kv-in host"
+            "no mesh fits into {free} of each device: use more --devices, a smaller --context, fewer requests, {or_host}"
         ));
     }
     if command.explain {

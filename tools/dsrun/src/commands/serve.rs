@@ -156,6 +156,7 @@ fn load(settings: &ServeSettings, model: String, terminal: Terminal) -> Result<(
     };
     let options = EngineOptions {
         swap_tokens: settings.swap_tokens.unwrap_or(0),
+        replicas: usize::from(settings.replicas.unwrap_or(1)),
         prefix_cache: !settings.no_prefix_cache.unwrap_or(false),
         speculation: speculation.speculation(),
         ..engine_options(&engine, 1, first)

@@ -98,14 +98,15 @@ pub(crate) struct ServeSettings {
     /// memory, and all other weights on the device. Steps of few tokens read only the experts that they choose.
     #[arg(help_heading = ENGINE, long, value_name = "auto|host")]
     pub(crate) experts: Option<ExpertsIn>,
-    /// Where the KV cache is kept; `device` if not given. `host` keeps that of layers that do not fit on the device in host memory, which
-    /// then bounds the context and the number of requests. Generation reads it there, over the link; steps with prompts copy what they need.
+    /// Where the KV cache is kept; `device` if not given. `host` keeps that of layers that do not fit on the device in host
+    /// memory. Contexts and the number of requests may then be larger. Generation reads it there, over the link; steps with prompts copy
+    /// what they need.
     #[arg(help_heading = ENGINE, long, value_name = "device|host")]
     pub(crate) kv_in: Option<KvIn>,
     /// With `--weights-in disk:FOLDER`, the host memory that weights may take; half of what is available if not given.
     #[arg(help_heading = ENGINE, long, value_name = "SIZE")]
     pub(crate) host_memory: Option<MemorySize>,
-    /// If weights or the KV cache are in host memory, the most layers whose part stays on the device; as many as fit if not given.
+    /// If weights or the KV cache are in host memory, the most layers whose weights, or keys and values, stay on the device; as many as fit if not given.
     #[arg(help_heading = ENGINE, long, value_name = "COUNT")]
     pub(crate) resident_layers: Option<usize>,
     /// Element type of weights, activations and cache; `keep` uses the weights' types in the file.

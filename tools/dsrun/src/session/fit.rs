@@ -3,7 +3,7 @@
 use super::{calibrated, plan_engine};
 use crate::{devices::Devices, terminal::Terminal};
 use anyhow::Result;
-use dsrun_engine::{CacheRoom, EngineOptions, EnginePlan};
+use dsrun_engine::{CacheRoom, EngineError, EngineOptions, EnginePlan, KvIn, MemoryPlan};
 use dsrun_models::model::Model;
 use std::sync::Arc;
 
@@ -88,6 +88,7 @@ fn sizes(limit: usize, room: CacheRoom, engines: usize, given: Given) -> Sizes {
         Some(_) if context == limit => "the model's own limit".to_owned(),
         Some(_) if context == least => "there is memory for little more".to_owned(),
         Some(_) if room.of_host => "a quarter of the free memory; --context chooses another".to_owned(),
+        Some(_) if room.in_host => "as much as fits into the memory of device and host".to_owned(),
         Some(_) => "as much as fits into the device's memory".to_owned(),
     };
     let context_note = given.context.is_none().then(|| format!("context of {context} tokens: {why}"));
@@ -139,15 +140,28 @@ pub(crate) fn plan_chosen(
     terminal: &Terminal,
 ) -> Result<EnginePlan> {
     let options = &calibrated(model, devices.first(), options, terminal)?;
-    let plan = plan_engine(model, draft, devices, options)?;
-    let Some(note) = note else { return Ok(plan) };
+    let plan = plan_engine(model, draft, devices, options);
+    let Some(note) = note else { return plan };
     let least = model.config().context.min(EngineOptions::DEFAULT_CONTEXT);
-    let tight = plan.memory_of_ranks().any(|memory| memory.missing().is_some() || memory.streamed > 0);
-    if tight && plan.context() > least {
+    let host_is_full = |error: &anyhow::Error| {
+        matches!(error.downcast_ref::<EngineError>(), Some(EngineError::HostCache { .. }))
+    };
+    let (tight, context) = match &plan {
+        // With streamed weights the device's memory is better used for layers than for a longer context, but not that of the host.
+        Ok(plan) => {
+            let streams = options.kv_in == KvIn::Device;
+            let is_tight =
+                |memory: &MemoryPlan| memory.missing().is_some() || (streams && memory.streamed > 0);
+            (plan.memory_of_ranks().any(is_tight), plan.context())
+        }
+        Err(error) => (host_is_full(error), options.context.unwrap_or(usize::MAX)),
+    };
+    if tight && context > least {
         let smaller = EngineOptions { context: Some(least), kv_tokens: None, ..options.clone() };
         terminal.note(&format!("context of {least} tokens: there is memory for little more"));
         return plan_engine(model, draft, devices, &smaller);
     }
+    let plan = plan?;
     terminal.note(note);
     Ok(plan)
 }
@@ -159,7 +173,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn room(token_bytes: u64, free: Option<u64>, of_host: bool) -> CacheRoom {
-        CacheRoom { token_bytes, free, of_host }
+        CacheRoom { token_bytes, free, of_host, in_host: false }
     }
 
     #[test]

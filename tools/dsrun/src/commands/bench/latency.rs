@@ -42,7 +42,7 @@ struct Figures {
     proposed_tokens: u64,
     /// Accepted tokens of all runs.
     accepted_tokens: u64,
-    /// Bytes of weights and KV cache that a step reads; with several ranks, those of rank 0 and its device.
+    /// Bytes of weights and KV cache that a step reads, but for keys and values in host memory; with several ranks, those of rank 0 and its device.
     bytes_per_step: u64,
     read_bandwidth_bytes_per_second: f64,
     /// Bytes read per second of decoding, over the bandwidth.
@@ -97,6 +97,8 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     // The context of every request halfway through the answer.
     let context = (command.prompt + command.generate / 2) as u64;
     let bytes = traffic.weights + traffic.kv_per_token * context * command.batch as u64;
+    let in_host =
+        forecasts.host_cache.as_ref().map_or(0, |cache| cache.read_bytes(context * command.batch as u64));
     let figures = Figures {
         model: model.name().to_owned(),
         backend_device: devices.name(ranks),
@@ -112,13 +114,10 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         decode_tokens_per_second: command.batch as f64 / token,
         proposed_tokens: engine.statistics().proposed_tokens,
         accepted_tokens: engine.statistics().accepted_tokens,
-        bytes_per_step: bytes,
+        bytes_per_step: bytes - in_host,
         read_bandwidth_bytes_per_second: bandwidth,
-        share_of_bandwidth: bytes as f64 / step / bandwidth,
-        host_cache: forecasts.host_cache.map(|forecast| {
-            let bytes = forecast.read_bytes(context * command.batch as u64);
-            HostCache::new(bytes, step, &forecast)
-        }),
+        share_of_bandwidth: (bytes - in_host) as f64 / step / bandwidth,
+        host_cache: forecasts.host_cache.map(|forecast| HostCache::new(in_host, step, &forecast)),
         streaming: forecasts.streaming.map(|forecast| {
             let rate = engine.statistics().disk_rate;
             Streaming::new(forecast.link_bytes, step, &forecast).with_disk(forecast.disk_bytes, rate)

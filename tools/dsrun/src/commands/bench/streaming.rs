@@ -98,7 +98,7 @@ impl fmt::Display for HostCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} read in host memory, {} layers: copies of as much take {:.3} ms of the step's {:.3} ms",
+            "{} read in host memory, {} layers: copying as many bytes takes {:.3} ms, the step {:.3} ms",
             Bytes(self.bytes),
             self.layers,
             self.link_seconds * 1e3,
