@@ -83,8 +83,11 @@ impl CacheRoom {
         let mut in_host = 0;
         if options.kv_in == KvIn::Host && !of_host {
             // What is available varies, and the slots for two layers take a part of the device.
-            let host = available_host_memory().unwrap_or(0) / 2 / options.replicas.max(1) as u64;
             let slots = available.unwrap_or(0) / SLOTS_SHARE;
+            let off_device = available.is_some_and(|available| taken > available);
+            let beside = if off_device { sizes.weights } else { 0 };
+            let host = available_host_memory().unwrap_or(0).saturating_sub(beside) / 2;
+            let host = host / options.replicas.max(1) as u64;
             in_host = (host - host / UNCOUNTED).min(slots.saturating_mul(model.config().layers as u64 / 2));
         }
         let free = free.map(|bytes| bytes.saturating_add(in_host));

@@ -209,6 +209,15 @@ mod tests {
     }
 
     #[test]
+    fn a_cache_in_host_memory_has_room_for_longer_contexts() {
+        let together = CacheRoom { in_host: true, ..room(131_072, Some(6 * GIB), false) };
+        let chosen = sizes(131_072, together, 1, Given::default());
+        assert_eq!(chosen.context, Some(49_152));
+        let note = chosen.note.expect("a line says why");
+        assert!(note.contains("the memory of device and host"), "{note}");
+    }
+
+    #[test]
     fn engines_on_one_device_leave_room_for_each_other() {
         let chosen = sizes(131_072, room(131_072, Some(30 * GIB), false), 2, Given::default());
         assert_eq!(chosen.kv_tokens, Some(30 * 8192));
