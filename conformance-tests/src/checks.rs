@@ -401,7 +401,7 @@ pub const CHECKS: &[Check] = &[
     check!(
         "cache_pinned",
         "keys and values in pinned memory are read and written there, with the bits of those in device memory",
-        CORE,
+        None,
         pinned::cache
     ),
     check!("sampling_masked", "a masked token is never drawn", CORE, sampling::masked),
