@@ -264,6 +264,10 @@ impl EngineOptions {
             let rule = "must be off: the model is an encoder, which generates no tokens";
             return Err(EngineError::option("speculate", speculation, rule));
         }
+        if self.kv_in == KvIn::Host {
+            let rule = "must be device: the model is an encoder, which has no KV cache";
+            return Err(EngineError::option("kv-in", self.kv_in, rule));
+        }
         let stages = self.pipeline.count();
         if stages > 1 {
             let rule = "must be 1: the model is an encoder, whose layers are not divided into stages";
@@ -276,7 +280,6 @@ impl EngineOptions {
             prefix_store: PrefixStore::default(),
             tune_step: false,
             kv_tokens: None,
-            kv_in: KvIn::Device,
             swap_tokens: 0,
             ..self.clone()
         })

@@ -289,7 +289,7 @@ impl EnginePlan {
                 Ok(CachePage { in_host, device: (self.page_bytes() + slots).saturating_sub(host), host })
             })
             .collect::<Result<_>>()?;
-        let beside = self.memory.total().saturating_sub(self.page_bytes() * asked as u64);
+        let beside = self.memory.total().saturating_sub(self.page_bytes().saturating_mul(asked as u64));
         let device_room = self.memory.available.map(|available| available - available / SPARE);
         let mut device_room = device_room.map_or(u64::MAX, |room| room.saturating_sub(beside));
         let mut host_room = self.host_room(device_room == 0).unwrap_or(u64::MAX);

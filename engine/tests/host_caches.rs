@@ -155,7 +155,6 @@ fn every_family_can_keep_its_cache_in_host_memory() {
         let own = EngineOptions { resident_layers: Some(0), ..in_host(&options) };
         let cache = memory(&model, &options).kv_cache;
         let found = memory(&model, &own);
-        // An encoder has no cache to keep anywhere.
         assert_eq!((found.kv_host, found.kv_cache), (cache, 0), "{name}: {found}");
         if cache == 0 || model.config().context < 48 {
             continue;
@@ -316,6 +315,13 @@ fn more_than_the_host_has_is_refused() {
     let error = EnginePlan::new(&model, &*device, &options).unwrap_err();
     assert!(matches!(error, EngineError::HostCache { .. }), "{error}");
     assert!(error.to_string().contains("does not fit into host memory"), "{error}");
+}
+
+#[test]
+fn an_encoder_is_refused() {
+    let model = Model::open(fixtures().join("encoders/bert")).unwrap();
+    let error = EnginePlan::new(&model, &*device(), &in_host(&exact(STEP, 1))).unwrap_err();
+    assert!(error.to_string().contains("kv-in is host: must be device"), "{error}");
 }
 
 #[test]

@@ -13,8 +13,9 @@ use std::collections::HashMap;
 
 /// Slots on the device: pages of a layer are copied while the layer before is computed.
 const SLOTS: usize = 2;
-/// Attention of up to this many tokens of a request reads the keys of a page once. Attention of more reads them again for each such group
-/// of tokens, so that it is faster to copy the pages first.
+/// Up to this many tokens of a request, attention reads keys and values in host memory. The more there are, the more often kernels read the
+/// same keys again, for each tile of queries, and the link carries them each time. The smallest tile has this many rows; where copying
+/// begins to be faster was not measured.
 const READ_ONCE: usize = 16;
 
 /// The caches of each layer of a program, in the order of the calls that use them.
