@@ -14,8 +14,8 @@
 template <int P> struct Factors<P, false> {
     static constexpr int ROW = ROW_OF(P), COLUMNS = COLUMNS_OF[P], UNITS = ROWS_OF[P] / 8;
     static constexpr int OF_ROW = SLOTS_OF_ROW(P), OF_RUN = SLOTS_OF_RUN(P);
-    /* Steps of a row, of a slot, and of the last slot of a row. */
-    static constexpr int STEPS = PADDED_TO(ROW, SPAN) / SPAN, EACH = COLUMNS / SPAN, LAST = STEPS - (OF_ROW - 1) * EACH;
+    /* Steps of a row and of a slot at most. */
+    static constexpr int STEPS = PADDED_TO(ROW, SPAN) / SPAN, EACH = COLUMNS / SPAN;
     /* Maximum steps of a warp for a unit in a slot, and for all units. */
     static constexpr int MOST = (EACH + WARPS - 1) / WARPS, OWN = UNITS * MOST;
     static_assert(COLUMNS % SPAN == 0 && GROUP == 32 && BITS == 4, "whole steps of four scales");
@@ -31,11 +31,16 @@ template <int P> struct Factors<P, false> {
     struct Inputs { u32 word[8]; };
     Inputs kept[KEPT ? OF_RUN * MOST : 1];
 
-    static constexpr __device__ int steps(int slot) { return slot % OF_ROW == OF_ROW - 1 ? LAST : EACH; }
+    /* Steps before a slot, of those of the run, and of the slot. */
+    static constexpr __device__ int before(int slot) { return slot / OF_ROW * (ROWS_OF_SLOT(P) * STEPS) + slot % OF_ROW * EACH; }
+    static constexpr __device__ int steps(int slot) {
+        const int end = slot + 1 < OF_RUN ? before(slot + 1) : INPUTS_OF[P] / ROW * STEPS;
+        return end - before(slot);
+    }
     /* The warp's rank in the round-robin of steps of a slot: rank 0 takes the first step after those of the previous slots. */
     static __device__ int member(const Thread& t, int slot) {
-        const int before = (slot / OF_ROW * STEPS + slot % OF_ROW * EACH) % WARPS;
-        return before ? (t.warp + WARPS - before) % WARPS : t.warp;
+        const int taken = before(slot) % WARPS;
+        return taken ? (t.warp + WARPS - taken) % WARPS : t.warp;
     }
     static __device__ bool has(const Thread& t, int slot, int i) {
         return (i + 1) * WARPS <= steps(slot) || member(t, slot) + i * WARPS < steps(slot);
@@ -73,9 +78,9 @@ template <int P> struct Factors<P, false> {
     /* The activations of this warp's step `i` of a slot, where this lane's column has any. */
     static __device__ Inputs inputs_of(const Thread& t, const u8* activations, int slot, int i) {
         Inputs x = {};
-        int at = (slot % OF_ROW * EACH + i * WARPS + member(t, slot)) * SPAN + t.part * GROUP;
+        const int step = before(slot) + i * WARPS + member(t, slot), at = step % STEPS * SPAN + t.part * GROUP;
         if (i * WARPS >= steps(slot) || !has(t, slot, i) || t.group / 2 != t.part || at >= ROW) return x;
-        const u8* from = activations + (slot / OF_ROW * ROW + at + t.group % 2 * 4) * 2;
+        const u8* from = activations + (step / STEPS * ROW + at + t.group % 2 * 4) * 2;
 #pragma unroll
         for (int line = 0; line < 4; ++line) {
             uint2 four = *(const uint2*)(from + line * 16);

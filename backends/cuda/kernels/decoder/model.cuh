@@ -80,9 +80,11 @@ constexpr int SUMS_OF[5] = {RUN_SUMS / TEAMS_0, RUN_SUMS / TEAMS_1, RUN_SUMS / T
 #else
 #define IS_SCALED(product) false
 #endif
-/* Slots of a row of packed weights, and of a run. */
+/* Slots of a row of packed weights; the rows that a slot holds, of as many experts; slots of a run. */
 #define SLOTS_OF_ROW(product) ((PADDED_TO(ROW_OF(product), SPAN) + COLUMNS_OF[product] - 1) / COLUMNS_OF[product])
-#define SLOTS_OF_RUN(product) (INPUTS_OF[product] / ROW_OF(product) * SLOTS_OF_ROW(product))
+#define ROWS_OF_SLOT(product) (SLOTS_OF_ROW(product) > 1 ? 1 : COLUMNS_OF[product] / PADDED_TO(ROW_OF(product), SPAN))
+#define SLOTS_OF_RUN(product) \
+    ((INPUTS_OF[product] / ROW_OF(product) + ROWS_OF_SLOT(product) - 1) / ROWS_OF_SLOT(product) * SLOTS_OF_ROW(product))
 constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUMNS_4};
 /* The exchange of a layer, offsets in bytes: the token in front of the layer, query, key and value, the token in the middle of
  * the layer, the inner activations of the MLP, with MERGED the result of attention, and the router's logits. With POST_NORMS what

@@ -100,7 +100,9 @@ template <int P> struct Factors<P, false> {
         const int numbers = UNITS * columns(piece) * BITS + (unit * (columns(piece) / SPAN) + i * WARPS * 2) * LINE;
         scale[own] = widen(*(const SCALE*)(from + numbers + (2 * member(t, piece) + t.part / 2) * LINE + t.group * (int)sizeof(SCALE)));
 #else
-        if (BY_OUTPUT) scale[own] = widen(((const SCALE*)(from + UNITS * columns(piece) * BITS + unit * LINE))[t.group]);
+        /* The expert that the step's inputs belong to, of those of the slot. */
+        const int expert = ROWS_OF_SLOT(P) == 1 ? 0 : (i * WARPS + member(t, piece)) * (2 * SPAN) / ROW_OF(P);
+        if (BY_OUTPUT) scale[own] = widen(((const SCALE*)(from + UNITS * columns(piece) * BITS + (expert * UNITS + unit) * LINE))[t.group]);
 #endif
     }
     __device__ void release(const Thread& t, Ring& ring, u32 barriers) const {

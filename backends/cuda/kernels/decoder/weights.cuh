@@ -182,50 +182,59 @@ struct Copier {
     }
 
 #if BITS
-    /* Units are whole, or a contiguous range of their columns; so are the scales of their groups, which follow them in the slot. */
+    /* Units are whole, or a contiguous range of their columns; so are the scales of their groups, which follow them in the slot. A slot may
+     * hold the units of several experts, whose scales follow all of them. */
     template <int P> __device__ void copy_units(const u8* weights, int& turn, const u8* second, const int* chosen) {
         constexpr int ROW = ROW_OF(P), PADDED = PADDED_TO(ROW, SPAN), COLUMNS = COLUMNS_OF[P], UNITS = ROWS_OF[P] / 8;
-        static_assert(UNITS * BITS * SPAN % (16 * COPIES) == 0, "copies are of 16 bytes");
+        /* The rows of several experts are copies of their own. */
+        constexpr int TOGETHER_ROWS = ROWS_OF_SLOT(P), PARTS = TOGETHER_ROWS > 1 ? 1 : COPIES;
+        static_assert(UNITS * BITS * SPAN % (16 * PARTS) == 0, "copies are of 16 bytes");
         static_assert(!IS_OF_EXPERTS(P) || EXPERT_INNER % ROWS_OF[UP] == 0, "a slot is of one expert");
         int lane = threadIdx.x % 32;
 #pragma unroll 1
         for (int tile = first_of(turn); tile < TILES_OF[P]; tile += GRID) {
-            Rows rows = rows_of<P>(tile);
+            Rows outputs = rows_of<P>(tile);
 #pragma unroll 1
             for (int run = 0; run < RUNS_OF[P]; ++run) {
-                i64 unit = (run ? rows.high : rows.low) / 8;
+                i64 unit = (run ? outputs.high : outputs.low) / 8;
                 const u8* of_run = weights;
                 if constexpr (IS_OF_EXPERTS(P) && P == UP) {
-                    unit = ((i64)chosen[rows.low / EXPERT_INNER] * EXPERT_INNER + rows.low % EXPERT_INNER) / 8;
+                    unit = ((i64)chosen[outputs.low / EXPERT_INNER] * EXPERT_INNER + outputs.low % EXPERT_INNER) / 8;
                     of_run = run ? second : weights;
                 }
 #pragma unroll 1
                 for (int slot = 0; slot < SLOTS_OF_RUN(P); ++slot) {
-                    int piece = slot / SLOTS_OF_ROW(P), column = slot % SLOTS_OF_ROW(P) * COLUMNS;
+                    int row = slot / SLOTS_OF_ROW(P) * TOGETHER_ROWS, column = slot % SLOTS_OF_ROW(P) * COLUMNS;
+                    int rows = INPUTS_OF[P] / ROW - row < TOGETHER_ROWS ? INPUTS_OF[P] / ROW - row : TOGETHER_ROWS;
                     int columns = PADDED - column < COLUMNS ? PADDED - column : COLUMNS;
-                    if constexpr (IS_OF_EXPERTS(P) && P == DOWN) unit = ((i64)chosen[piece] * HIDDEN + rows.low) / 8;
                     int bytes = UNITS * BITS * columns;
                     int of_groups = GROUP ? LINE * (columns / (GROUP ? GROUP : 1)) : IS_OF_EXPERTS(P) ? LINE : 0;
-                    const u8* from = of_run + unit * UNIT_BYTES(P) + column * BITS;
                     u32 full = barriers + ring.slot * 16, to_slot = to + ring.slot * SLOT_BYTES;
                     await_room(full);
                     if (lane == 0) {
                         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                            :: "r"(full), "r"(bytes + UNITS * of_groups) : "memory");
+                            :: "r"(full), "r"(rows * (bytes + UNITS * of_groups)) : "memory");
                     }
 #pragma unroll 1
-                    for (int at = 0; at < bytes; at += bytes / COPIES) {
-                        keep_pace(bytes / COPIES);
-                        if (lane == 0) copy(to_slot + at, from + at, bytes / COPIES, full);
-                    }
-                    if ((GROUP || IS_OF_EXPERTS(P)) && lane == 0) {
-                        const u8* scales = of_run + NUMBERS_AT(P) + unit * UNIT_SCALES(P) + (GROUP ? column / (GROUP ? GROUP : 1) * LINE : 0);
-                        /* Without padding the scales of both units are one range. */
-                        constexpr int RANGES = PADDED == PADDED_TO(ROW, 2 * SPAN) ? 1 : UNITS;
+                    for (int piece = 0; piece < rows; ++piece) {
+                        if constexpr (IS_OF_EXPERTS(P) && P == DOWN) unit = ((i64)chosen[row + piece] * HIDDEN + outputs.low) / 8;
+                        const u8* from = of_run + unit * UNIT_BYTES(P) + column * BITS;
+                        u32 to_piece = to_slot + piece * bytes;
+#pragma unroll 1
+                        for (int at = 0; at < bytes; at += bytes / PARTS) {
+                            keep_pace(bytes / PARTS);
+                            if (lane == 0) copy(to_piece + at, from + at, bytes / PARTS, full);
+                        }
+                        if ((GROUP || IS_OF_EXPERTS(P)) && lane == 0) {
+                            const u8* scales = of_run + NUMBERS_AT(P) + unit * UNIT_SCALES(P) + (GROUP ? column / (GROUP ? GROUP : 1) * LINE : 0);
+                            /* Without padding the scales of both units are one range. */
+                            constexpr int RANGES = PADDED == PADDED_TO(ROW, 2 * SPAN) ? 1 : UNITS;
+                            u32 to_scales = to_slot + rows * bytes + piece * UNITS * of_groups;
 #pragma unroll
-                        for (int range = 0; range < RANGES; ++range) {
-                            int its = UNITS / RANGES * of_groups;
-                            copy(to_slot + bytes + range * its, scales + range * UNIT_SCALES(P), its, full);
+                            for (int range = 0; range < RANGES; ++range) {
+                                int its = UNITS / RANGES * of_groups;
+                                copy(to_scales + range * its, scales + range * UNIT_SCALES(P), its, full);
+                            }
                         }
                     }
                     ring.next();
@@ -295,11 +304,23 @@ struct Copier {
  */
 __device__ inline void choose(const Model& m, const RouterVectors& vectors, const float* logits, const Choice& choice) {
     const Team team = {(int)threadIdx.x % 32, nullptr};
-    choose_experts(m.rule, vectors, team, choice, nullptr, [&](int expert) {
-        float logit = load_fresh_float(logits + expert);
-        for (u32 polls = 0; __float_as_uint(logit) == ~0u; count_poll(polls, wait_name("logits"))) logit = load_fresh_float(logits + expert);
-        return logit;
-    });
+    float own[EXPERTS_EACH];
+    u32 polls = 0, missing;
+    /* All of a lane's logits in one trip to the L2. */
+    while (true) {
+        missing = 0;
+#pragma unroll
+        for (int i = 0; i < EXPERTS_EACH; ++i) {
+            int expert = team.thread + i * 32;
+            own[i] = expert < EXPERTS ? load_fresh_float(logits + expert) : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < EXPERTS_EACH; ++i) missing = larger_of(missing, __float_as_uint(own[i]));
+        if (missing != ~0u) break;
+        count_poll(polls, wait_name("logits"));
+    }
+    __syncwarp();
+    choose_experts(m.rule, vectors, team, choice, nullptr, [&](int i) { return own[i]; });
     __syncwarp();
 }
 

@@ -97,8 +97,8 @@ struct Choice {
           keys(memory + rule.experts + 2 * rule.slots), group_keys(keys + rule.experts) {}
 };
 
-/* Chooses the experts of a token, whose logits are given by `logit_of`, and leaves them and their weights for the team's first
- * warp. With GIVEN, `given` holds the experts. */
+/* Chooses the experts of a token, and leaves them and their weights for the team's first
+ * warp. `logit_of` has the logit of the thread's `i`th expert. With GIVEN, `given` holds the experts. */
 template <typename Logit>
 __device__ inline void choose_experts(const RouteRule& rule, const RouterVectors& vectors, const Team& team, const Choice& choice,
                                       const int* given, Logit logit_of) {
@@ -115,7 +115,7 @@ __device__ inline void choose_experts(const RouteRule& rule, const RouterVectors
         int expert = team.thread + i * ROUTE_TEAM;
         z[i] = -infinity();
         if (expert < experts) {
-            z[i] = logit_of(expert) + or_else(vectors.bias, expert, 0.0f);
+            z[i] = logit_of(i) + or_else(vectors.bias, expert, 0.0f);
             logits[expert] = z[i];
             unsound = unsound || is_nan(z[i]);
             most = z[i] > most ? z[i] : most;

@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(ROUTE_TEAM * TEAMS) moe_route(const
     i64 rows = p.extent.count();
     for (i64 row = (i64)blockIdx.x * TEAMS + threadIdx.x / ROUTE_TEAM; row < rows; row += (i64)gridDim.x * TEAMS) {
         const int* given = p.ids.first ? p.ids.row(row) : nullptr;
-        choose_experts(p.rule, p.vectors, team, choice, given, [&](int expert) { return widen(p.logits.row(row)[expert]); });
+        choose_experts(p.rule, p.vectors, team, choice, given, [&](int i) { return widen(p.logits.row(row)[team.thread + i * ROUTE_TEAM]); });
         for (int slot = team.thread; slot < (int)p.rule.slots && team.thread < 32; slot += 32) {
             p.experts.row(row)[slot] = choice.chosen[slot];
             p.weights.row(row)[slot] = choice.weights[slot];

@@ -87,7 +87,13 @@ impl Product {
     /// Bytes of a slot with a run; those of experts have the scales of its outputs, unless groups have scales.
     pub(super) fn slot_bytes(&self, run: Run) -> usize {
         let by_output = self.packing.filter(|packing| self.of_experts && packing.group == 0);
-        run.bytes(self.packing) + by_output.map_or(0, |packing| run.outputs / OUTPUTS * packing.line())
+        let rows = run.outputs / OUTPUTS * self.pieces_of_slot(run);
+        run.bytes(self.packing) + by_output.map_or(0, |packing| rows * packing.line())
+    }
+
+    /// The number of pieces that a slot holds whole; 1 if it holds a part of one.
+    fn pieces_of_slot(&self, run: Run) -> usize {
+        (run.inputs / self.padded()).max(1)
     }
 
     /// Whether a slot holds whole rows, where rows are those of dense experts: the kernel was not tried with parts of them. The second
@@ -105,8 +111,14 @@ impl Product {
 
     /// The run of a product with packed weights: two units, or one, if they fit into a slot with all their inputs. Otherwise one
     /// unit over several slots: of integers, so that all warps have the same number of steps in every slot but the last; of floats,
-    /// so that slots are as equal as whole steps make them.
+    /// so that slots are as equal as whole steps make them. If several pieces fit into a slot, it holds several, so that slots do not
+    /// become so small that waiting for them takes longer than reading them.
     fn units(&self) -> Run {
+        let pieces_at_once = self.slot_columns / self.padded();
+        if let (Some(piece), 2..) = (self.piece, pieces_at_once) {
+            let slots = (self.inputs / piece).div_ceil(pieces_at_once);
+            return Run { outputs: OUTPUTS, inputs: (self.inputs / piece).div_ceil(slots) * self.padded() };
+        }
         if !needs_planes(self.packing) && (self.piece.is_some() || self.padded() > self.slot_columns) {
             let slots = self.padded().div_ceil(self.slot_columns);
             return Run {
@@ -190,6 +202,7 @@ impl Product {
     /// Bytes of the slots that the whole weight fills, with slots of `slot` bytes.
     pub(super) fn bytes_in_slots(&self, slot: usize) -> usize {
         let (run, row) = (self.run(slot), self.piece.unwrap_or(self.inputs));
-        self.outputs / run.outputs * (self.inputs / row * self.padded().div_ceil(run.inputs)) * slot
+        let rows = (self.inputs / row).div_ceil(self.pieces_of_slot(run));
+        self.outputs / run.outputs * (rows * self.padded().div_ceil(run.inputs)) * slot
     }
 }
