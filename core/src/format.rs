@@ -6,6 +6,8 @@ mod block;
 mod group;
 mod mxfp4;
 mod quantise;
+mod rounding;
+mod simd;
 
 use crate::{DType, Error, Result};
 pub use block::{BlockFormat, six_bit_factors};
@@ -239,19 +241,21 @@ impl fmt::Display for WeightFormat {
 }
 
 fn decode_dense(dtype: DType, row: &[u8], out: &mut [f32]) {
-    let elements = row.chunks_exact(dtype.bytes());
-    for (value, bytes) in out.iter_mut().zip(elements) {
-        *value = match (dtype, bytes) {
-            (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-            (DType::F16, &[a, b]) => half::f16::from_le_bytes([a, b]).to_f32(),
-            (DType::BF16, &[a, b]) => half::bf16::from_le_bytes([a, b]).to_f32(),
-            (DType::I32, &[a, b, c, d]) => i32::from_le_bytes([a, b, c, d]) as f32,
-            (DType::U32, &[a, b, c, d]) => u32::from_le_bytes([a, b, c, d]) as f32,
-            (DType::I8, &[a]) => f32::from(a as i8),
-            (_, &[a]) => f32::from(a),
-            _ => 0.0,
-        };
+    match dtype {
+        DType::F32 => decode_each(row, out, f32::from_le_bytes),
+        DType::F16 => decode_each(row, out, |bytes| half::f16::from_le_bytes(bytes).to_f32()),
+        DType::BF16 => {
+            decode_each(row, out, |bytes| half::bf16::from_le_bytes(bytes).to_f32());
+        }
+        DType::I32 => decode_each(row, out, |bytes| i32::from_le_bytes(bytes) as f32),
+        DType::U32 => decode_each(row, out, |bytes| u32::from_le_bytes(bytes) as f32),
+        DType::I8 => decode_each(row, out, |[byte]| f32::from(byte as i8)),
+        _ => decode_each(row, out, |[byte]| f32::from(byte)),
     }
+}
+
+fn decode_each<const BYTES: usize>(row: &[u8], out: &mut [f32], decode: impl Fn([u8; BYTES]) -> f32) {
+    out.iter_mut().zip(row.as_chunks().0).for_each(|(value, bytes)| *value = decode(*bytes));
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Rounding of rows to MXFP4.
 
 use super::BlockFormat;
+use super::simd::dispatched;
 use crate::{Error, Result};
 
 /// The number of elements of a block.
@@ -40,6 +41,16 @@ pub(super) fn quantise_row(values: &[f32], search: bool, row: &mut [u8]) -> Resu
         let bytes = blocks.len() * BYTES + rest_bytes.len();
         return Err(Error::invalid(format!("a row of {elements} mxfp4 elements is not {bytes} bytes")));
     }
+    encode(values, search, blocks)
+}
+
+dispatched! {
+    /// Writes blocks of the same number.
+    fn encode(values: &[[f32; ELEMENTS]], search: bool, blocks: &mut [[u8; BYTES]]) -> Result<()> = encode_body;
+}
+
+#[inline(always)]
+fn encode_body(values: &[[f32; ELEMENTS]], search: bool, blocks: &mut [[u8; BYTES]]) -> Result<()> {
     for (index, (values, block)) in values.iter().zip(blocks).enumerate() {
         let largest = values.iter().fold(0, |largest: u32, value| largest.max(value.abs().to_bits()));
         // Infinity and NaN have the largest bits.
@@ -54,6 +65,7 @@ pub(super) fn quantise_row(values: &[f32], search: bool, row: &mut [u8]) -> Resu
 }
 
 /// Writes a block of finite values, the largest magnitude of which has the bits `largest`.
+#[inline(always)]
 fn write_block(values: &[f32; ELEMENTS], largest: u32, search: bool, block: &mut [u8; BYTES]) {
     // The exponents of f32 and of blocks have the same bias. Magnitudes below the smallest scale count as small ones.
     let mut exponent = (largest >> 23).saturating_sub(LARGEST_EXPONENT);
@@ -75,12 +87,13 @@ fn write_block(values: &[f32; ELEMENTS], largest: u32, search: bool, block: &mut
 }
 
 /// The reciprocal of the power of two that a stored exponent, at most 253, stands for.
+#[inline(always)]
 fn inverse(exponent: u32) -> f32 {
     f32::from_bits((254 - exponent) << 23)
 }
 
 /// The step between 4-bit floats at a magnitude, and the nibble of the magnitude 0 continued at this step.
-#[inline]
+#[inline(always)]
 fn step(magnitude: f32) -> (f32, u32) {
     if magnitude < 2.0 {
         (0.5, 0)
@@ -92,7 +105,7 @@ fn step(magnitude: f32) -> (f32, u32) {
 }
 
 /// The nibble of the 4-bit float nearest to a value, of magnitude at most 8.
-#[inline]
+#[inline(always)]
 fn nibble(value: f32) -> u32 {
     let magnitude = value.abs();
     let (step, first) = step(magnitude);
@@ -101,6 +114,7 @@ fn nibble(value: f32) -> u32 {
 }
 
 /// The sum of squared differences of values times `inverse` from the nearest 4-bit floats.
+#[inline(always)]
 fn error(values: &[f32; ELEMENTS], inverse: f32) -> f32 {
     // Partial sums, so that the sum vectorises.
     let mut sums = [0.0; 8];
