@@ -13,8 +13,8 @@ use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Bytes of rows that a thread makes at a time: enough to be worth handing over.
-const TASK_BYTES: usize = 1 << 14;
+/// Bytes of rows that a thread reads at a time: enough to be worth handing over, few enough to stay in its cache.
+const TASK_BYTES: usize = 1 << 18;
 
 /// Reads the value of a [`WeightExpr`] over the tensors of a source, a few rows at a time.
 ///
@@ -258,21 +258,20 @@ impl Part {
             Node::Reshape { of, joined } => of.read(source, first * joined, count * joined),
             Node::Convert { of, factor, dtype } => {
                 let (format, columns) = (of.weight_type.format, self.weight_type.columns());
-                let bytes = of.read(source, first, count)?;
                 if factor.is_none() && format == self.weight_type.format {
-                    return Ok(bytes);
+                    return of.read(source, first, count);
                 }
-                self.each_row(&bytes, of, |converter, _, row, out| {
+                self.each_row(source, of, first..first + count, |converter, _, row, out| {
                     converter.convert((format, row), columns, *factor, *dtype, out)
                 })
             }
             Node::Factors { of, factors, rows } => {
                 let columns = self.weight_type.columns();
-                self.each_row(&of.read(source, first, count)?, of, |converter, index, row, out| {
+                self.each_row(source, of, first..first + count, |converter, index, row, out| {
                     let values = converter.decode(of.weight_type.format, row, columns)?;
                     for (column, (value, out)) in values.iter().zip(out.as_chunks_mut().0).enumerate() {
                         // There are as many as rows or columns, or the type would not have been inferred.
-                        let factor = factors.get(if *rows { first + index } else { column }).copied();
+                        let factor = factors.get(if *rows { index } else { column }).copied();
                         *out = (value * factor.unwrap_or(1.0)).to_le_bytes();
                     }
                     Ok(())
@@ -280,7 +279,7 @@ impl Part {
             }
             Node::Quantise { of, format, search } => {
                 let columns = self.weight_type.columns();
-                self.each_row(&of.read(source, first, count)?, of, |converter, _, row, out| {
+                self.each_row(source, of, first..first + count, |converter, _, row, out| {
                     let values = converter.decode(of.weight_type.format, row, columns)?;
                     format.quantise_row(values, *search, out)
                 })
@@ -288,21 +287,49 @@ impl Part {
         }
     }
 
-    /// Makes rows of those of a part, on all cores: `row` is told which of them it is.
+    /// Makes rows of those of a part, on all cores: `row` is told the index of each.
+    ///
+    /// Each task reads its own rows of the part, which then stay in the cache of its core and in buffers that are used again.
     fn each_row<'s>(
         &self,
-        bytes: &[u8],
+        source: &dyn TensorSource,
         of: &Self,
+        rows: Range<usize>,
         row: impl Fn(&mut Converter, usize, &[u8], &mut [u8]) -> Result<()> + Sync,
     ) -> Result<Cow<'s, [u8]>> {
-        let count = bytes.len() / of.row_bytes.max(1);
-        let mut out = vec![0; count * self.row_bytes];
-        let rows = out.par_chunks_mut(self.row_bytes).zip(bytes.par_chunks(of.row_bytes.max(1))).enumerate();
-        rows.with_min_len(TASK_BYTES.div_ceil(self.row_bytes))
-            .try_for_each_init(Converter::default, |converter, (index, (out, bytes))| {
-                row(converter, index, bytes, out)
-            })?;
+        if of.row_bytes == 0 {
+            return Ok(Cow::Borrowed(&[]));
+        }
+        let task_rows = TASK_BYTES.div_ceil(of.row_bytes.max(self.row_bytes));
+        // A transposed part reads all rows of its operand for every run of rows: one run, divided only afterwards.
+        let run_rows = if of.transposes() { rows.len().max(1) } else { task_rows };
+        let mut out = vec![0; rows.len() * self.row_bytes];
+        let runs = out.par_chunks_mut(run_rows * self.row_bytes).enumerate();
+        runs.try_for_each(|(run, out)| {
+            let first = rows.start + run * run_rows;
+            let bytes = of.read(source, first, run_rows.min(rows.end - first))?;
+            let each = out.par_chunks_mut(self.row_bytes).zip(bytes.par_chunks(of.row_bytes)).enumerate();
+            each.with_min_len(task_rows)
+                .try_for_each_init(Converter::default, |converter, (index, (out, bytes))| {
+                    row(converter, first + index, bytes, out)
+                })
+        })?;
         Ok(Cow::Owned(out))
+    }
+
+    /// Whether reading some rows of this part reads all rows of a matrix.
+    fn transposes(&self) -> bool {
+        match &self.node {
+            Node::Tensor(_) | Node::Constant(_) => false,
+            Node::Transpose(_) => true,
+            Node::Groups { parts, .. } => parts.iter().any(Self::transposes),
+            Node::Columns(parts) => parts.iter().any(|(part, _)| part.transposes()),
+            Node::Permute { of, .. }
+            | Node::Reshape { of, .. }
+            | Node::Convert { of, .. }
+            | Node::Factors { of, .. }
+            | Node::Quantise { of, .. } => of.transposes(),
+        }
     }
 
     /// Puts runs of rows of parts one behind the other, on all cores.

@@ -446,6 +446,29 @@ fn errors_name_source_and_tensor() {
     assert!(error.contains("missing") && error.contains("memory"), "{error}");
 }
 
+/// Rows that several tasks make, and in the last task fewer than in the others, are those that are read one by one.
+#[rstest]
+#[case(tensor("w"))]
+#[case(transpose(tensor("w")))]
+#[case(slice(tensor("w"), 0, 3, 1030))]
+fn tasks_join_without_a_seam(#[case] of: WeightExpr) {
+    let source = Memory::default().with("w", WeightFormat::Dense(DType::BF16), &[1056, 1056], 1);
+    let format = WeightFormat::from_name("int4g32_f16").unwrap();
+    let rows_of_w = of.infer(&|name| source.tensor_type(name)).unwrap().rows();
+    let factors: Vec<f32> = (0..rows_of_w).map(|row| 1.0 + row as f32).collect();
+    let quantised = WeightExpr::Quantise { of: of.clone().into(), format, search: false };
+    let multiplied = WeightExpr::Factors { of: of.into(), factors, rows: true };
+    for expr in [quantised, multiplied] {
+        let mut reader = ExprReader::new(&source, &expr).unwrap();
+        let row_bytes = reader.weight_type().row_bytes().unwrap();
+        let rows = reader.rows(5, rows_of_w - 5).unwrap().into_owned();
+        assert_eq!(rows.len(), (rows_of_w - 5) * row_bytes);
+        for row in [5, 128, 129, 500, rows_of_w - 1] {
+            assert_eq!(*reader.rows(row, 1).unwrap(), rows[(row - 5) * row_bytes..][..row_bytes], "{row}");
+        }
+    }
+}
+
 #[test]
 fn release_reaches_every_tensor() {
     let source = sample();
