@@ -133,8 +133,6 @@ impl CudaWeight {
                 let slice = BufferSlice { buffer: buffer.clone(), offset, bytes: bytes.len() };
                 stream.upload(bytes, &slice)
             };
-            elements.clear();
-            scales.clear();
             if let Some(packing) = layout.packing {
                 packing.pack(&weight.weight_type, &rows, &mut elements, &mut scales)?;
                 upload(&elements, first / UNIT * layout.row_bytes)?;
@@ -142,6 +140,7 @@ impl CudaWeight {
             } else if source_bytes == layout.row_bytes {
                 upload(&rows, first * layout.row_bytes)?;
             } else {
+                elements.clear();
                 pad(&rows, source_bytes, layout.row_bytes, &mut elements);
                 upload(&elements, first * layout.row_bytes)?;
             }

@@ -37,6 +37,19 @@ const FLOATS: [u8; 25] = {
     floats
 };
 
+/// The bits that a float of each of the eight columns sets in a word, by the integer that it is unpacked to.
+const FLOAT_WORDS: [[u32; FLOATS.len()]; 8] = {
+    let mut words = [[0; FLOATS.len()]; 8];
+    let mut index = 0;
+    while index < 8 * 4 * FLOATS.len() {
+        let (column, bit, stored) = (index % 8, index / 8 % 4, index / 32);
+        let place = (FLOAT_BITS[column / 2][bit] + 16 * (column as u32 % 2)) % 32;
+        words[column][stored] |= (FLOATS[stored] as u32 >> (3 - bit) & 1) << place;
+        index += 1;
+    }
+    words
+};
+
 /// Rows of a unit.
 pub(crate) const UNIT: usize = 8;
 
@@ -175,7 +188,8 @@ impl Packing {
         ]
     }
 
-    /// Packs rows, the first of which begins a unit, on all cores. Appends the integers, and the scales and offsets.
+    /// Packs rows, the first of which begins a unit, on all cores. Replaces the contents of `integers`, and of `numbers`
+    /// by the scales and offsets. Buffers that are used again need not be cleared, which one core would do.
     pub(super) fn pack(
         self,
         weight: &WeightType,
@@ -189,23 +203,27 @@ impl Packing {
             return Err(Error::invalid(format!("{columns} columns are too many")));
         };
         if columns == 0 {
-            numbers.resize(numbers.len() + (rows.len() / row_bytes.max(1)).div_ceil(UNIT) * unit_numbers, 0);
+            integers.clear();
+            numbers.clear();
+            numbers.resize((rows.len() / row_bytes.max(1)).div_ceil(UNIT) * unit_numbers, 0);
             return Ok(());
         }
         let group = if self.group == 0 { columns } else { self.group };
         let units = (rows.len() / row_bytes.max(1)).div_ceil(UNIT);
-        let (first, first_number) = (integers.len(), numbers.len());
-        integers.resize(first + units * unit, 0);
-        numbers.resize(first_number + units * unit_numbers, 0);
+        integers.resize(units * unit, 0);
+        numbers.resize(units * unit_numbers, 0);
         let buffers =
             || (vec![0u8; columns], vec![Affine::default(); columns.div_ceil(weight.format.group(columns))]);
-        let units =
-            integers[first..].par_chunks_mut(unit).zip(numbers[first_number..].par_chunks_mut(unit_numbers));
+        let units = integers.par_chunks_mut(unit).zip(numbers.par_chunks_mut(unit_numbers));
         units.zip(rows.par_chunks(row_bytes * UNIT)).try_for_each_init(
             buffers,
             |(stored, scales), ((integers, numbers), rows)| {
+                // Padding is zero.
+                integers.fill(0);
+                numbers.fill(0);
                 for (index, row) in rows.chunks_exact(row_bytes).enumerate() {
                     weight.format.unpack_row(row, stored, scales)?;
+                    self.shift(stored);
                     self.place(stored, index, integers);
                     for (number, affine) in scales.iter().enumerate().take(columns.div_ceil(group)) {
                         let at = number * self.line() + index * self.numbers() * self.scale.bytes();
@@ -217,9 +235,19 @@ impl Packing {
         )
     }
 
+    /// Makes integers of 8 bits signed.
+    fn shift(self, stored: &mut [u8]) {
+        match (self.bits, self.offset) {
+            (4, _) => {}
+            (_, Offset::Fixed(zero)) => stored.iter_mut().for_each(|q| *q = q.wrapping_sub(zero)),
+            _ => stored.iter_mut().for_each(|q| *q ^= 0x80),
+        }
+    }
+
     /// Writes the integers of row `index` of a unit to their positions.
     fn place(self, stored: &[u8], index: usize, unit: &mut [u8]) {
-        let piece = |step: usize, piece: usize| (step * 4 + piece) * 128 + index * 16;
+        // The 16 bytes of the row in each line of a step.
+        let lines = |step: usize, piece: usize| (step * 4 + piece) * 128 + index * 16;
         for (step, columns) in stored.chunks(self.span()).enumerate() {
             if self.bits == 4 {
                 for (at, eight) in columns.chunks(8).enumerate() {
@@ -227,22 +255,18 @@ impl Packing {
                         Offset::Floats => word_of_floats(eight),
                         _ => word_of_integers(eight),
                     };
-                    let to = piece(step, at % 4) + at / 4 * 4;
+                    let to = lines(step, at % 4) + at / 4 * 4;
                     unit[to..to + 4].copy_from_slice(&word.to_le_bytes());
                 }
-                continue;
-            }
-            for (at, four) in columns.chunks(4).enumerate() {
-                // Word 4 j + p of the step, or the words in their order.
-                let to = match self.group {
-                    0 => piece(step, at / 4) + at % 4 * 4,
-                    _ => piece(step, at % 4) + at / 4 * 4,
-                };
-                for (to, q) in unit[to..].iter_mut().zip(four) {
-                    *to = match self.offset {
-                        Offset::Fixed(zero) => q.wrapping_sub(zero),
-                        _ => q ^ 0x80,
-                    };
+            } else if self.group == 0 {
+                for (piece, bytes) in columns.chunks(16).enumerate() {
+                    unit[lines(step, piece)..][..bytes.len()].copy_from_slice(bytes);
+                }
+            } else {
+                for (at, four) in columns.chunks(4).enumerate() {
+                    // Word 4 j + p of the step.
+                    let to = lines(step, at % 4) + at / 4 * 4;
+                    unit[to..][..four.len()].copy_from_slice(four);
                 }
             }
         }
@@ -271,17 +295,25 @@ impl Packing {
 
 /// A word of up to eight integers of 4 bits.
 fn word_of_integers(integers: &[u8]) -> u32 {
-    let places = (0..).map(|column| 4 * (column / 2 + column % 2 * 4));
-    integers.iter().zip(places).fold(0, |word, (q, place)| word | u32::from(*q) << place)
+    let mut bytes = [0; 8];
+    match integers.try_into() {
+        Ok(eight) => bytes = eight,
+        Err(_) => bytes.iter_mut().zip(integers).for_each(|(byte, q)| *byte = *q),
+    }
+    // The four nibbles in every other byte become 16 bits.
+    let joined = |bytes: u64| {
+        let fours = bytes & 0x000F_000F_000F_000F;
+        let pairs = (fours | fours >> 12) & 0x0000_00FF_0000_00FF;
+        (pairs | pairs >> 24) as u32 & 0xFFFF
+    };
+    let all = u64::from_le_bytes(bytes);
+    joined(all) | joined(all >> 8) << 16
 }
 
 /// A word of up to eight floats of 4 bits, given the integers that [`WeightFormat::unpack_row`] makes of them.
 fn word_of_floats(stored: &[u8]) -> u32 {
-    stored.iter().enumerate().fold(0, |word, (column, stored)| {
-        let bits = u32::from(FLOATS.get(usize::from(*stored)).copied().unwrap_or_default());
-        let places = FLOAT_BITS[column / 2].map(|place| (place + 16 * (column as u32 % 2)) % 32);
-        places.iter().zip([3, 2, 1, 0]).fold(word, |word, (place, bit)| word | (bits >> bit & 1) << place)
-    })
+    let bits = |(words, stored): (&[u32; FLOATS.len()], &u8)| words.get(usize::from(*stored)).copied();
+    FLOAT_WORDS.iter().zip(stored).filter_map(bits).fold(0, |word, bits| word | bits)
 }
 
 #[cfg(test)]
