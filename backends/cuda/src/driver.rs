@@ -11,6 +11,7 @@ pub(crate) mod launch;
 pub mod library;
 pub(crate) mod memory;
 pub(crate) mod nccl;
+pub(crate) mod pinned;
 pub(crate) mod raw;
 pub(crate) mod recent;
 pub(crate) mod rendezvous;

@@ -1,16 +1,11 @@
 //! Buffers on the device and on the host, and the messages of memory that is exhausted.
 
-use crate::driver::context::Context;
-use cudarc::driver::sys;
+use crate::driver::{context::Context, pinned::PinnedMemory};
 use dsrun_core::{
     Code, Error, Result,
     device::{Buffer, BufferSlice, MemoryAccount, MemoryKind, MemoryReservation},
 };
-use std::{
-    fmt,
-    ptr::{self, NonNull},
-    sync::Arc,
-};
+use std::{fmt, ptr::NonNull, sync::Arc};
 
 /// The alignment of operands in bytes: required by cuBLASLt, and more than any vector load needs.
 pub(crate) const ALIGNMENT: usize = 256;
@@ -67,19 +62,11 @@ pub(crate) struct CudaBuffer {
     pub(crate) context: Arc<Context>,
     /// The device address; 0 if the buffer is empty.
     pub(crate) pointer: u64,
-    host: Option<HostPointer>,
+    host: Option<PinnedMemory>,
     bytes: usize,
     kind: MemoryKind,
     _reservation: Option<MemoryReservation>,
 }
-
-#[derive(Clone, Copy, Debug)]
-struct HostPointer(NonNull<u8>);
-
-// SAFETY: the memory belongs to its buffer, which never touches it; whoever does keeps to `Buffer::host_pointer`.
-unsafe impl Send for HostPointer {}
-// SAFETY: as above.
-unsafe impl Sync for HostPointer {}
 
 impl CudaBuffer {
     /// Allocates.
@@ -91,7 +78,9 @@ impl CudaBuffer {
                 Ok(Self { context, pointer, host: None, bytes, kind, _reservation: Some(reservation) })
             }
             MemoryKind::Pinned => {
-                let (host, pointer) = pin(&context, bytes.max(1))?;
+                context.enter()?;
+                let host = PinnedMemory::new(bytes, |status, what| context.check(status, what))?;
+                let pointer = host.pointer();
                 Ok(Self { context, pointer, host: Some(host), bytes, kind, _reservation: None })
             }
         }
@@ -106,37 +95,17 @@ impl CudaBuffer {
 
     /// The host address of a pinned buffer.
     pub(crate) fn host(&self) -> Option<*mut u8> {
-        self.host.map(|host| host.0.as_ptr())
+        self.host.as_ref().map(|host| host.host().as_ptr())
     }
-}
-
-fn pin(context: &Context, bytes: usize) -> Result<(HostPointer, u64)> {
-    context.enter()?;
-    let (mut host, mut pointer) = (ptr::null_mut(), 0);
-    let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-    // SAFETY: the pointers are to places of the right type.
-    context.check(unsafe { sys::cuMemHostAlloc(&raw mut host, bytes, flags) }, "pinning host memory")?;
-    let address =
-        NonNull::new(host.cast::<u8>()).ok_or_else(|| Error::internal("pinned memory is at null"))?;
-    // SAFETY: the memory was just allocated and is `bytes` long.
-    unsafe { ptr::write_bytes(address.as_ptr(), 0, bytes) };
-    // SAFETY: as above.
-    let status = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pointer, host, 0) };
-    if let Err(error) = context.check(status, "mapping pinned memory") {
-        // SAFETY: allocated above, and given to no one.
-        unsafe { sys::cuMemFreeHost(host) };
-        return Err(error);
-    }
-    Ok((HostPointer(address), pointer))
 }
 
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
-        match self.host {
+        match self.host.take() {
             Some(host) => {
+                // All work that uses the memory is done, and the context is current.
                 self.context.settle();
-                // SAFETY: allocated by `pin`, freed once, and all work that uses it is done.
-                unsafe { sys::cuMemFreeHost(host.0.as_ptr().cast()) };
+                drop(host);
             }
             None if self.pointer != 0 => self.context.release(self.pointer),
             None => {}
@@ -154,7 +123,7 @@ impl Buffer for CudaBuffer {
     }
 
     fn host_pointer(&self) -> Option<NonNull<u8>> {
-        self.host.map(|host| host.0)
+        self.host.as_ref().map(PinnedMemory::host)
     }
 }
 
