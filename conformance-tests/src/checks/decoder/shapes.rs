@@ -68,13 +68,16 @@ pub(super) const EXPERTS: [Shape; 4] = [
     shape("one of 8 large experts", true, [1, 2, 64], [128, 14_336]).of_experts(8, 1),
 ];
 
-pub(super) const EXPERTS_OF_INTEGERS: [Shape; 6] = [
+/// Experts of one and of several slots, and slots of several experts, of which the last has fewer.
+pub(super) const EXPERTS_OF_INTEGERS: [Shape; 8] = [
     shape("all of 8 experts", true, [2, 4, 64], [256, 256]).of("int4g128_f16").of_experts(8, 8),
     shape("2 of 16 experts", true, [2, 2, 128], [512, 768]).of("int4g128").of_experts(16, 2).embedding(),
     shape("one of 8 large experts", true, [2, 2, 64], [256, 14_336]).of("int4g128_f16").of_experts(8, 1),
     shape("all of 8 experts", true, [2, 4, 64], [256, 256]).of("int8").of_experts(8, 8),
     shape("2 of 16 experts", true, [2, 2, 128], [512, 768]).of("int8_f16").of_experts(16, 2).embedding(),
     shape("one of 8 large experts", true, [2, 2, 64], [256, 14_336]).of("int8").of_experts(8, 1),
+    shape("5 of 8 experts", true, [2, 4, 64], [256, 1024]).of("int4g128_f16").of_experts(8, 5),
+    shape("5 of 8 experts", true, [2, 2, 128], [256, 1024]).of("int8").of_experts(8, 5),
 ];
 
 /// Layers as gpt-oss has them, whose rows are no whole steps of a warp.
@@ -98,12 +101,13 @@ pub(super) const BOUNDED: [Shape; 4] = [
     },
 ];
 
-/// Floats of 4 bits, in rows of one slot and of several.
-pub(super) const FLOATS: [Shape; 3] = [
+/// Floats of 4 bits, in rows of one slot and of several, and in slots of several experts, of which the last has fewer.
+pub(super) const FLOATS: [Shape; 4] = [
     shape("one of 8 large experts with biases", true, [2, 2, 128], [256, 14_336])
         .of("mxfp4")
         .of_experts(8, 1)
         .bounded(),
+    shape("5 of 8 experts", true, [2, 2, 128], [256, 1056]).of("mxfp4").of_experts(8, 5),
     shape("an MLP of floats", true, [2, 4, 64], [256, 8192]).of("mxfp4"),
     shape("rows of floats with padding", true, [2, 2, 128], [4512, 1056]).of("mxfp4"),
 ];
