@@ -187,7 +187,7 @@ struct Copier {
     template <int P> __device__ void copy_units(const u8* weights, int& turn, const u8* second, const int* chosen) {
         constexpr int ROW = ROW_OF(P), PADDED = PADDED_TO(ROW, SPAN), COLUMNS = COLUMNS_OF[P], UNITS = ROWS_OF[P] / 8;
         /* The rows of several experts are copies of their own. */
-        constexpr int TOGETHER_ROWS = ROWS_OF_SLOT(P), PARTS = TOGETHER_ROWS > 1 ? 1 : COPIES;
+        constexpr int MOST_ROWS = ROWS_OF_SLOT(P), PARTS = MOST_ROWS > 1 ? 1 : COPIES;
         static_assert(UNITS * BITS * SPAN % (16 * PARTS) == 0, "copies are of 16 bytes");
         static_assert(!IS_OF_EXPERTS(P) || EXPERT_INNER % ROWS_OF[UP] == 0, "a slot is of one expert");
         int lane = threadIdx.x % 32;
@@ -204,8 +204,8 @@ struct Copier {
                 }
 #pragma unroll 1
                 for (int slot = 0; slot < SLOTS_OF_RUN(P); ++slot) {
-                    int row = slot / SLOTS_OF_ROW(P) * TOGETHER_ROWS, column = slot % SLOTS_OF_ROW(P) * COLUMNS;
-                    int rows = INPUTS_OF[P] / ROW - row < TOGETHER_ROWS ? INPUTS_OF[P] / ROW - row : TOGETHER_ROWS;
+                    int row = slot / SLOTS_OF_ROW(P) * MOST_ROWS, column = slot % SLOTS_OF_ROW(P) * COLUMNS;
+                    int rows = INPUTS_OF[P] / ROW - row < MOST_ROWS ? INPUTS_OF[P] / ROW - row : MOST_ROWS;
                     int columns = PADDED - column < COLUMNS ? PADDED - column : COLUMNS;
                     int bytes = UNITS * BITS * columns;
                     int of_groups = GROUP ? LINE * (columns / (GROUP ? GROUP : 1)) : IS_OF_EXPERTS(P) ? LINE : 0;

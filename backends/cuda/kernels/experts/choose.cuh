@@ -97,8 +97,8 @@ struct Choice {
           keys(memory + rule.experts + 2 * rule.slots), group_keys(keys + rule.experts) {}
 };
 
-/* Chooses the experts of a token, and leaves them and their weights for the team's first
- * warp. `logit_of` has the logit of the thread's `i`th expert. With GIVEN, `given` holds the experts. */
+/* Chooses the experts of a token, and leaves them and their weights for the team's first warp. `logit_of` has the logit of the
+ * thread's `i`th expert. With GIVEN, `given` holds the experts. */
 template <typename Logit>
 __device__ inline void choose_experts(const RouteRule& rule, const RouterVectors& vectors, const Team& team, const Choice& choice,
                                       const int* given, Logit logit_of) {

@@ -68,16 +68,14 @@ pub(super) const EXPERTS: [Shape; 4] = [
     shape("one of 8 large experts", true, [1, 2, 64], [128, 14_336]).of_experts(8, 1),
 ];
 
-/// Experts of one and of several slots, and slots of several experts, of which the last has fewer.
-pub(super) const EXPERTS_OF_INTEGERS: [Shape; 8] = [
-    shape("all of 8 experts", true, [2, 4, 64], [256, 256]).of("int4g128_f16").of_experts(8, 8),
+/// Experts of several slots, and slots of several experts, of which the last may have fewer.
+pub(super) const EXPERTS_OF_INTEGERS: [Shape; 6] = [
+    shape("5 of 8 experts", true, [2, 4, 64], [256, 1024]).of("int4g128_f16").of_experts(8, 5),
     shape("2 of 16 experts", true, [2, 2, 128], [512, 768]).of("int4g128").of_experts(16, 2).embedding(),
     shape("one of 8 large experts", true, [2, 2, 64], [256, 14_336]).of("int4g128_f16").of_experts(8, 1),
-    shape("all of 8 experts", true, [2, 4, 64], [256, 256]).of("int8").of_experts(8, 8),
+    shape("5 of 8 experts", true, [2, 2, 128], [256, 1024]).of("int8").of_experts(8, 5),
     shape("2 of 16 experts", true, [2, 2, 128], [512, 768]).of("int8_f16").of_experts(16, 2).embedding(),
     shape("one of 8 large experts", true, [2, 2, 64], [256, 14_336]).of("int8").of_experts(8, 1),
-    shape("5 of 8 experts", true, [2, 4, 64], [256, 1024]).of("int4g128_f16").of_experts(8, 5),
-    shape("5 of 8 experts", true, [2, 2, 128], [256, 1024]).of("int8").of_experts(8, 5),
 ];
 
 /// Layers as gpt-oss has them, whose rows are no whole steps of a warp.
