@@ -14,6 +14,7 @@
 //! | [`kernels`] | planning and running ops |
 //! | [`checked`] | the checks in front of every backend |
 //! | [`graph`] | capturing and replaying bound calls |
+//! | [`host_memory`] | how much memory the host has left |
 //! | [`collective`] | groups of ranks; collectives over host memory |
 //! | [`registry`] | the backends of this process |
 
@@ -25,6 +26,7 @@ mod dtype;
 mod error;
 mod format;
 pub mod graph;
+pub mod host_memory;
 pub mod kernels;
 pub mod op;
 pub mod placement;

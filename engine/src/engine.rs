@@ -2,7 +2,7 @@
 
 use crate::{
     error::{EngineError, Result},
-    memory::{Bytes, MemoryPlan, available_host_memory},
+    memory::{Bytes, MemoryPlan},
     plan::{DraftPlan, EnginePlan},
     request::{EmbeddingRequest, Request, RequestId, RequestIds, RequestLimits, TokenEvent},
     runner::Runner,
@@ -10,7 +10,7 @@ use crate::{
     speculation::{DraftModel, Speculator},
     statistics::Statistics,
 };
-use dsrun_core::{device::Device, program::Program};
+use dsrun_core::{device::Device, host_memory, program::Program};
 use dsrun_models::model::Model;
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ impl EnginePlan {
         let sum = |of: fn(&MemoryPlan) -> u64| self.memory_of_ranks().map(of).sum::<u64>();
         let (weights, cache) = (sum(|memory| memory.host), sum(|memory| memory.kv_host));
         let beside = sum(|memory| memory.host + memory.swap + memory.prefix_host);
-        let in_host = match available_host_memory() {
+        let in_host = match host_memory::available() {
             Some(available) if weights > available => {
                 Err(EngineError::HostMemory { needed: weights, available })
             }
@@ -87,7 +87,7 @@ impl EnginePlan {
             Some((missing, plan)) => Err(EngineError::DoesNotFit { missing, plan: Box::new(plan.clone()) }),
         };
         let prefixes = self.options.prefix_store.host_bytes;
-        if let Some(available) = available_host_memory().filter(|available| prefixes > *available) {
+        if let Some(available) = host_memory::available().filter(|available| prefixes > *available) {
             let rule = format!("must be at most the available host memory, {}", Bytes(available));
             return Err(EngineError::option("prefix-cache-host", Bytes(prefixes), rule));
         }

@@ -47,7 +47,7 @@ mod traffic;
 
 use crate::{
     error::{EngineError, Result},
-    memory::{Bytes, MemoryPlan, available_host_memory},
+    memory::{Bytes, MemoryPlan},
     options::{EngineOptions, ExpertsIn, KvIn, Speculation, WeightsIn},
     processes::Processes,
     trace::Trace,
@@ -57,7 +57,7 @@ pub(crate) use cache_ring::{CacheRing, StepPages};
 pub use cache_room::CacheRoom;
 pub(crate) use calls::{is_cache, state_bytes, weight_desc};
 pub(crate) use compiled_step::{CompiledStep, Rings};
-use dsrun_core::{device::Device, program::Program};
+use dsrun_core::{device::Device, host_memory, program::Program};
 use dsrun_models::model::Model;
 pub(crate) use execution_context::{ExecutionContext, Resident, SharedMemory, ValueStorage};
 pub use host_cache_forecast::HostCacheForecast;
@@ -293,7 +293,7 @@ impl EnginePlan {
         let device_room = self.memory.available.map(|available| available - available / SPARE);
         let mut device_room = device_room.map_or(u64::MAX, |room| room.saturating_sub(beside));
         let mut host_room = self.host_room(device_room == 0).unwrap_or(u64::MAX);
-        if let (true, Some(available)) = (device.properties().unified_memory, available_host_memory()) {
+        if let (true, Some(available)) = (device.properties().unified_memory, host_memory::available()) {
             // The device uses the memory of the host, so both share what is left.
             let left = available.saturating_sub(beside);
             host_room = host_room.min(left / 2);
@@ -320,7 +320,7 @@ impl EnginePlan {
             // Those on disk take half of what is left.
             _ => 0,
         };
-        Some(available_host_memory()?.saturating_sub(weights) / 2 / self.engines_on_host())
+        Some(host_memory::available()?.saturating_sub(weights) / 2 / self.engines_on_host())
     }
 
     /// The ranks and engines that share host memory.
@@ -428,7 +428,7 @@ impl EnginePlan {
     /// The host memory that streamed weights of a rank may take: what the options say, else half of what is available.
     fn host_memory(&self) -> Option<u64> {
         let left =
-            || Some(available_host_memory()?.saturating_sub(self.memory.kv_host * self.engines_on_host()));
+            || Some(host_memory::available()?.saturating_sub(self.memory.kv_host * self.engines_on_host()));
         self.options.host_memory.or_else(|| Some(left()? / 2 / self.engines_on_host()))
     }
 

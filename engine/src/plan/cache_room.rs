@@ -9,12 +9,12 @@ use super::{
 };
 use crate::{
     error::Result,
-    memory::available_host_memory,
     options::{EngineOptions, KvIn},
     passes::quantize::{Calibration, Policy},
 };
 use dsrun_core::{
     device::Device,
+    host_memory,
     op::OperandType,
     program::{Origin, Program},
 };
@@ -73,7 +73,7 @@ impl CacheRoom {
         let of_host = devices.iter().all(|device| device.properties().unified_memory);
         let available: Option<u64> = devices.iter().map(|device| device.memory().free).sum();
         // Other programs may use some of the memory that the device reports as free.
-        let of_system = available_host_memory().filter(|_| of_host).unwrap_or(u64::MAX);
+        let of_system = host_memory::available().filter(|_| of_host).unwrap_or(u64::MAX);
         let available = available.map(|bytes| bytes.min(of_system) / engines.max(1) as u64);
         // With streamed weights only the smallest context is planned: memory is better used for resident layers than for a longer
         // context.
@@ -86,7 +86,7 @@ impl CacheRoom {
             let slots = available.unwrap_or(0) / SLOTS_SHARE;
             let off_device = available.is_some_and(|available| taken > available);
             let beside = if off_device { sizes.weights } else { 0 };
-            let host = available_host_memory().unwrap_or(0).saturating_sub(beside) / 2;
+            let host = host_memory::available().unwrap_or(0).saturating_sub(beside) / 2;
             let host = host / options.replicas.max(1) as u64;
             in_host = (host - host / UNCOUNTED).min(slots.saturating_mul(model.config().layers as u64 / 2));
         }

@@ -4,7 +4,7 @@
 //! zeroed by all cores, which is what the first write to a page does, and then registered with the driver.
 
 use cudarc::driver::sys::{self, CUresult};
-use dsrun_core::{Error, Result};
+use dsrun_core::{Error, Result, host_memory};
 use memmap2::MmapMut;
 use rayon::prelude::*;
 use std::{
@@ -128,7 +128,7 @@ impl Drop for PinnedMemory {
 /// Zeroed pages of at least this size, each in memory already; `None` if the size is small or more than the system has free. Then
 /// the driver refuses the memory, where the first write to pages would end the process.
 fn zeroed_pages(bytes: usize) -> Option<MmapMut> {
-    if bytes < MAPPED || bytes as u64 > available()? {
+    if bytes < MAPPED || bytes as u64 > host_memory::available()? {
         return None;
     }
     let mut pages = MmapMut::map_anon(bytes.checked_next_multiple_of(PAGES)?).ok()?;
@@ -141,22 +141,6 @@ fn zeroed_pages(bytes: usize) -> Option<MmapMut> {
     Some(pages)
 }
 
-/// Bytes of memory that this process can still have; `None` if the system does not say.
-fn available() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: u64 = available.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    // A container may have less than the machine. Cached file pages are reclaimed when memory is short.
-    let read = |path: &str| std::fs::read_to_string(path).ok();
-    let number = |text: String| text.trim().parse::<u64>().ok();
-    let granted = read("/sys/fs/cgroup/memory.max").and_then(number).unwrap_or(u64::MAX);
-    let used = read("/sys/fs/cgroup/memory.current").and_then(number).unwrap_or(0);
-    let statistics = read("/sys/fs/cgroup/memory.stat").unwrap_or_default();
-    let files = statistics.lines().find_map(|line| line.strip_prefix("file ")?.parse::<u64>().ok());
-    let free = granted.saturating_sub(used.saturating_sub(files.unwrap_or(0)));
-    Some(kibibytes.saturating_mul(1024).min(free))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,7 +148,7 @@ mod tests {
     #[test]
     fn pages_are_zero_and_whole() {
         let Some(pages) = zeroed_pages(MAPPED + 1) else {
-            assert!(available().is_none_or(|bytes| bytes <= MAPPED as u64), "there is memory");
+            assert!(host_memory::available().is_none_or(|bytes| bytes <= MAPPED as u64), "there is memory");
             return;
         };
         assert_eq!(pages.len(), MAPPED + PAGES);

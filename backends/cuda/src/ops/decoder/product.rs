@@ -58,7 +58,7 @@ pub(super) struct Product {
     /// Whether the weights are those of experts.
     pub(super) of_experts: bool,
     /// If the inputs consist of pieces that are not contiguous in memory, the length of one piece: a ring slot holds inputs of a
-    /// single piece.
+    /// single piece, or with packed weights several whole ones.
     pub(super) piece: Option<usize>,
 }
 
