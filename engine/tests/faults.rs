@@ -6,14 +6,16 @@ mod support;
 
 use dsrun_core::{Code, device::Device};
 use dsrun_engine::{
-    EmbeddingRequest, EngineOptions, EnginePlan, KvIn, Request,
+    EmbeddingRequest, EngineOptions, EnginePlan, ExpertsIn, KvIn, PrefixStore, Request, SamplingOptions,
+    Speculation, WeightsIn,
     service::{Service, ServiceError, ServiceOptions, TokenStream},
 };
-use dsrun_models::model::Model;
 use dsrun_test_support::faulty_device::{Fault, FaultyDevice, Operation};
 use rstest::rstest;
 use std::{
+    fs,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -26,18 +28,69 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Tokens of each answer.
 const TOKENS: usize = 6;
 
-/// Room for about two of three answers, so that requests are pre-empted, and swapped to host memory.
-fn options() -> EngineOptions {
-    EngineOptions { ignore_end: true, context: Some(32), kv_tokens: Some(36), swap_tokens: 32, ..exact(8, 3) }
+/// Host memory for the buffers that layers are read into from disk, and for no whole layer beside them.
+const DISK_BUFFERS: u64 = 250 << 10;
+
+/// A way to serve, with the calls to the device that only it makes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    /// Room for about two of three answers, so that requests are pre-empted, and swapped to host memory.
+    Swapped,
+    /// That, with all keys and values in host memory, and steps that copy them: with more than 16 tokens.
+    CacheInHost,
+    /// Layers are copied to the device in every step.
+    WeightsInHost,
+    /// Layers are packed into a file at the first start, and read from it in every step.
+    WeightsOnDisk,
+    /// Steps of few tokens read experts in host memory, others copy them.
+    ExpertsInHost,
+    /// The model is its own draft model.
+    Draft,
+    /// Prompts that were evicted come back from host memory or a file.
+    Prefixes,
 }
 
-/// The same with all keys and values in host memory, and steps that copy them: with more than 16 tokens.
-fn options_in_host() -> EngineOptions {
-    EngineOptions { kv_in: KvIn::Host, resident_layers: Some(0), step_tokens: 20, ..options() }
+impl Way {
+    fn model(self) -> &'static str {
+        if self == Self::ExpertsInHost { "mixtral" } else { "llama3" }
+    }
+
+    fn options(self, folder: &Path) -> EngineOptions {
+        let room = EngineOptions { ignore_end: true, context: Some(32), kv_tokens: Some(96), ..exact(8, 3) };
+        let swapped = EngineOptions { kv_tokens: Some(36), swap_tokens: 32, ..room.clone() };
+        let none = Some(0);
+        match self {
+            Self::Swapped => swapped,
+            Self::CacheInHost => {
+                EngineOptions { kv_in: KvIn::Host, resident_layers: none, step_tokens: 20, ..swapped }
+            }
+            Self::WeightsInHost => {
+                EngineOptions { weights_in: WeightsIn::Host, resident_layers: none, ..room }
+            }
+            Self::WeightsOnDisk => EngineOptions {
+                weights_in: WeightsIn::Disk(folder.to_owned()),
+                resident_layers: none,
+                host_memory: Some(DISK_BUFFERS),
+                ..room
+            },
+            Self::ExpertsInHost => {
+                EngineOptions { experts: ExpertsIn::Host, resident_layers: none, step_tokens: 20, ..room }
+            }
+            Self::Draft => EngineOptions { speculation: Some(Speculation::Draft { tokens: 3 }), ..room },
+            Self::Prefixes => EngineOptions {
+                prefix_store: PrefixStore {
+                    host_bytes: 1 << 14,
+                    folder: Some(folder.to_owned()),
+                    ..PrefixStore::default()
+                },
+                ..EngineOptions { kv_tokens: Some(36), ..room }
+            },
+        }
+    }
 }
 
 /// What a run gave: each answer or its error, and the embedding or its error.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Outcome {
     answers: Vec<Result<Vec<u32>, String>>,
     embedding: Result<Vec<u32>, String>,
@@ -52,20 +105,31 @@ fn answer(mut stream: TokenStream) -> Result<Vec<u32>, String> {
     Ok(tokens)
 }
 
-/// Loads the model and serves three answers and an embedding; the error if it does not load.
-fn serve(model: &Model, device: Arc<dyn Device>, options: &EngineOptions) -> Result<Outcome, String> {
-    let plan = EnginePlan::new(model, &*device, options).map_err(|error| error.to_string())?;
+/// Loads the model and serves three answers, the last of them once more, and an embedding; the error if it does not load.
+fn serve(way: Way, device: Arc<dyn Device>, folder: &Path) -> Result<Outcome, String> {
+    let (model, options) = (&open(way.model()), way.options(folder));
+    let plan = match way {
+        Way::Draft => EnginePlan::with_draft(model, &Arc::new(open(way.model())), &*device, &options),
+        _ => EnginePlan::new(model, &*device, &options),
+    };
+    let plan = plan.map_err(|error| error.to_string())?;
     let engine = plan.load(model, device, &mut |_, _| {}).map_err(|error| error.to_string())?;
     let service = Service::start(engine, &ServiceOptions::default()).unwrap();
     let handle = service.handle();
+    // One of them has a penalty, so that the tokens that it has are counted on the device.
     let request = |index: u32| Request {
         max_tokens: Some(TOKENS),
+        sampling: SamplingOptions {
+            repetition_penalty: if index == 1 { 1.5 } else { 1.0 },
+            ..SamplingOptions::default()
+        },
         ..Request::new((0..5 + 4 * index).map(|token| (token * 7 + index) % 96).collect::<Vec<u32>>())
     };
     let asked: Vec<_> = (0..3).map(|index| handle.submit(request(index))).collect();
     let embedded = handle.embed(EmbeddingRequest { tokens: vec![3, 1, 4], ..EmbeddingRequest::default() });
     let answers = asked.into_iter().map(|asked| answer(asked.map_err(|error| error.to_string())?));
-    let answers = answers.collect();
+    let mut answers: Vec<_> = answers.collect();
+    answers.push(handle.submit(request(2)).map_err(|error| error.to_string()).and_then(answer));
     let embedding = embedded.and_then(|embedded| embedded.blocking());
     let bits = |vector: Vec<f32>| vector.into_iter().map(f32::to_bits).collect();
     let embedding = embedding.map(bits).map_err(|error| error.to_string());
@@ -74,11 +138,11 @@ fn serve(model: &Model, device: Arc<dyn Device>, options: &EngineOptions) -> Res
 }
 
 /// The same with a time limit. A panic while the model is loaded is an error like others.
-fn serve_in_time(device: &Arc<FaultyDevice>, options: &EngineOptions) -> Result<Outcome, String> {
+fn serve_in_time(way: Way, device: &Arc<FaultyDevice>, folder: &Path) -> Result<Outcome, String> {
     let (sender, receiver) = mpsc::channel();
-    let (device, options): (Arc<dyn Device>, _) = (device.clone(), options.clone());
+    let (device, folder): (Arc<dyn Device>, _) = (device.clone(), folder.to_owned());
     thread::spawn(move || {
-        let served = catch_unwind(AssertUnwindSafe(|| serve(&open("llama3"), device, &options)));
+        let served = catch_unwind(AssertUnwindSafe(|| serve(way, device, &folder)));
         let _ = sender.send(served.unwrap_or_else(|_| Err("it panicked".to_owned())));
     });
     receiver.recv_timeout(PATIENCE).expect("a run does not end")
@@ -95,50 +159,74 @@ fn a_fault_anywhere_gives_an_error_or_the_right_answer(
         Operation::Create,
         Operation::Upload,
         Operation::Copy,
+        Operation::Fill,
         Operation::Record,
         Operation::Wait,
         Operation::Prepack,
         Operation::Plan,
         Operation::Bind,
-        Operation::Launch
+        Operation::Launch,
+        Operation::Capture,
+        Operation::Replay
     )]
     operation: Operation,
 ) {
-    check_faults(fault, operation, &options());
+    check_faults(Way::Swapped, fault, operation);
 }
 
-/// What differs with a KV cache in host memory: its allocation, copies of pages, and the events that order them.
+/// What differs in other ways to serve: what they allocate and copy, and the events that order it.
 #[rstest]
-fn a_fault_with_a_cache_in_host_memory_gives_an_error_or_the_right_answer(
-    #[values(Operation::Allocate, Operation::Create, Operation::Copy, Operation::Record, Operation::Launch)]
-    operation: Operation,
+#[case::cache_in_host(Way::CacheInHost, &[])]
+#[case::weights_in_host(Way::WeightsInHost, &[Operation::Prepack])]
+#[case::weights_on_disk(Way::WeightsOnDisk, &[Operation::Prepack, Operation::Download, Operation::Wait])]
+#[case::experts_in_host(Way::ExpertsInHost, &[Operation::Prepack])]
+#[case::draft(Way::Draft, &[Operation::Upload, Operation::Bind])]
+#[case::prefixes(Way::Prefixes, &[Operation::Wait])]
+fn a_fault_in_any_way_of_serving_gives_an_error_or_the_right_answer(
+    #[case] way: Way,
+    #[case] more: &[Operation],
 ) {
-    check_faults(Fault::Error(Code::OutOfMemory), operation, &options_in_host());
+    let common = [Operation::Allocate, Operation::Create, Operation::Copy, Operation::Record];
+    let launches = [Operation::Capture, Operation::Replay];
+    for operation in common.iter().chain(&launches).chain(more) {
+        check_faults(way, Fault::Error(Code::OutOfMemory), *operation);
+    }
 }
 
-fn check_faults(fault: Fault, operation: Operation, options: &EngineOptions) {
+fn check_faults(way: Way, fault: Fault, operation: Operation) {
+    let folder = || tempfile::tempdir().unwrap();
     let sound = FaultyDevice::new(device());
-    let expected = serve_in_time(&sound, options).expect("without a fault it is served");
+    let expected = serve_in_time(way, &sound, folder().path()).expect("without a fault it is served");
     assert!(expected.answers.iter().all(Result::is_ok) && expected.embedding.is_ok(), "{expected:?}");
     let count = sound.count(operation);
-    assert!(count > 0, "the run has no {operation:?}");
+    assert!(count > 0, "{way:?} has no {operation:?}");
     // Every call up to a number, then ever fewer of them: a run repeats the same step.
-    let calls = (1..=count).filter(|nth| *nth <= 16 || *nth % (nth / 8) == 0 || nth + 4 > count);
+    let calls = (1..=count).filter(|nth| *nth <= 12 || *nth % (nth / 6) == 0 || nth + 4 > count);
+    let mut failed = 0;
     for nth in calls {
-        let device = FaultyDevice::new(device());
+        let (device, folder) = (FaultyDevice::new(device()), folder());
         device.arm(operation, nth, fault);
-        let found = serve_in_time(&device, options);
-        assert!(device.has_failed(), "{operation:?} {nth} of {count} does not come");
+        let found = serve_in_time(way, &device, folder.path());
+        let what = format!("{way:?}, {operation:?} {nth} of {count}");
+        // How requests share steps depends on when they arrive, so a run may have fewer calls.
+        if device.has_failed() {
+            failed += 1;
+        } else {
+            assert_eq!(found.as_ref(), Ok(&expected), "{what} does not come");
+        }
         if let Ok(found) = found {
             for (found, expected) in found.answers.iter().zip(&expected.answers) {
-                assert!(
-                    found.is_err() || found == expected,
-                    "{operation:?} {nth}: {found:?}, not {expected:?}"
-                );
+                assert!(found.is_err() || found == expected, "{what}: {found:?}, not {expected:?}");
             }
             let (found, expected) = (&found.embedding, &expected.embedding);
-            assert!(found.is_err() || found == expected, "{operation:?} {nth}: another embedding");
+            assert!(found.is_err() || found == expected, "{what}: another embedding");
         }
-        assert_eq!(device.memory().used, 0, "{operation:?} {nth} of {count}: memory stays behind");
+        assert_eq!(device.memory().used, 0, "{what}: memory stays behind");
+        // What was written before the fault is used by the next start, or made again.
+        if fs::read_dir(folder.path()).unwrap().next().is_some() {
+            let sound = FaultyDevice::new(support::device());
+            assert_eq!(serve_in_time(way, &sound, folder.path()), Ok(expected.clone()), "after {what}");
+        }
     }
+    assert!(2 * failed > count.min(12), "{way:?}, {operation:?}: only {failed} faults came");
 }

@@ -8,6 +8,7 @@ use dsrun_core::{
     checked::{ValidArguments, ValidCall},
     collective::Collective,
     device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
+    graph::{Graph, Graphs},
     kernels::{BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
 };
 use std::{
@@ -41,13 +42,17 @@ pub enum Operation {
     Plan,
     /// The binding of a call to its arguments.
     Bind,
-    /// The launch of a call.
+    /// The launch of a call, or its run within a graph.
     Launch,
+    /// The capture of calls as a graph.
+    Capture,
+    /// The launch of a graph.
+    Replay,
 }
 
 impl Operation {
     /// All kinds of calls.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Allocate,
         Self::Create,
         Self::Upload,
@@ -60,6 +65,8 @@ impl Operation {
         Self::Plan,
         Self::Bind,
         Self::Launch,
+        Self::Capture,
+        Self::Replay,
     ];
 }
 
@@ -197,8 +204,35 @@ impl Device for FaultyDevice {
         self
     }
 
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        self.inner.graphs().map(|_| -> &dyn Graphs { self })
+    }
+
     fn collective(&self) -> Option<&dyn Collective> {
         self.inner.collective()
+    }
+}
+
+impl Graphs for FaultyDevice {
+    fn capture(&self, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>> {
+        self.faults.pass(Operation::Capture)?;
+        let graphs = self.inner.graphs().ok_or_else(|| Error::internal("the device has no graphs"))?;
+        let calls = calls.into_iter().map(FaultyCall::captured).collect::<Result<_>>()?;
+        let inner = graphs.capture(FaultyStream::inner(stream)?, calls)?;
+        Ok(Box::new(FaultyGraph { inner, faults: self.faults.clone() }))
+    }
+}
+
+#[derive(Debug)]
+struct FaultyGraph {
+    inner: Box<dyn Graph>,
+    faults: Arc<Faults>,
+}
+
+impl Graph for FaultyGraph {
+    fn launch(&self, stream: &mut dyn Stream) -> Result<()> {
+        self.faults.pass(Operation::Replay)?;
+        self.inner.launch(FaultyStream::inner(stream)?)
     }
 }
 
@@ -356,5 +390,24 @@ impl BoundCall for FaultyCall {
     fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
         self.faults.pass(Operation::Launch)?;
         self.inner.enqueue(FaultyStream::inner(stream)?)
+    }
+}
+
+impl FaultyCall {
+    /// The call for a graph, which runs it on a stream of the other device.
+    fn captured(call: Box<dyn BoundCall>) -> Result<Box<dyn BoundCall>> {
+        let any: Box<dyn Any> = call;
+        let own = any.downcast::<Self>().map_err(|_| Error::internal("the call is of another device"))?;
+        Ok(Box::new(CapturedCall(*own)))
+    }
+}
+
+#[derive(Debug)]
+struct CapturedCall(FaultyCall);
+
+impl BoundCall for CapturedCall {
+    fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
+        self.0.faults.pass(Operation::Launch)?;
+        self.0.inner.enqueue(stream)
     }
 }
