@@ -51,20 +51,31 @@ impl TextStream {
 
     /// Adds a token. After a piece with a finish reason, no more tokens may be added.
     pub fn push(&mut self, event: &TokenEvent) -> TextPiece {
+        self.add(Some(event.token), event.finish)
+    }
+
+    /// Ends the answer with a token that is not a part of its text.
+    pub fn end(&mut self, finish: FinishReason) -> TextPiece {
+        self.add(None, Some(finish))
+    }
+
+    fn add(&mut self, token: Option<u32>, finish: Option<FinishReason>) -> TextPiece {
         let mut decoded = String::new();
         if let Some(decoder) = &mut self.decoder {
-            decoded = match self.shown.iter().find(|(id, _)| *id == event.token) {
-                // A control token ends an incomplete character, which is emitted as it is.
-                Some((_, text)) => decoder.finish().unwrap_or_default() + text,
-                None => decoder.push(event.token).unwrap_or_default(),
-            };
-            if event.finish.is_some() {
+            if let Some(token) = token {
+                decoded = match self.shown.iter().find(|(id, _)| *id == token) {
+                    // A control token ends an incomplete character, which is emitted as it is.
+                    Some((_, text)) => decoder.finish().unwrap_or_default() + text,
+                    None => decoder.push(token).unwrap_or_default(),
+                };
+            }
+            if finish.is_some() {
                 decoded.push_str(&decoder.finish().unwrap_or_default());
             }
         }
         let output = self.stops.push(&decoded);
         let (mut text, stop, stopped) = (output.text, output.matched, output.matched.is_some());
-        let finish = if stopped { Some(FinishReason::Stop) } else { event.finish };
+        let finish = if stopped { Some(FinishReason::Stop) } else { finish };
         if finish.is_some() && !stopped {
             text.push_str(&self.stops.finish());
         }

@@ -81,7 +81,10 @@ impl AnswerText {
             let token = self.token(event);
             self.held.push_back((self.decoded.0, token));
         }
-        let piece = self.stream.push(event);
+        let piece = match event.finish {
+            Some(finish) if !shown => self.stream.end(finish),
+            _ => self.stream.push(event),
+        };
         self.decoded.0 += piece.decoded.len();
         self.decoded.1 += piece.decoded.chars().count();
         self.certain += piece.text.len();
