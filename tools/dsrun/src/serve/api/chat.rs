@@ -2,7 +2,7 @@
 
 use super::{Finish, TokenLogprob, Usage, generation_request};
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -164,6 +164,10 @@ pub(crate) enum Content {
     Parts(Vec<Part>),
 }
 
+/// A value that is accepted and dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, JsonSchema)]
+pub(crate) struct Unused(#[schemars(with = "Value")] IgnoredAny);
+
 /// A part of a text.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
@@ -172,10 +176,26 @@ pub(crate) enum Part {
         text: String,
         /// Clients send it back with an answer. It has no effect.
         #[serde(default)]
-        annotations: Option<Value>,
+        annotations: Option<Unused>,
         /// It has no effect: prompts are cached always.
         #[serde(default)]
-        cache_control: Option<Value>,
+        cache_control: Option<Unused>,
+        /// The other fields of an answer, which the Agents SDK for JavaScript sends back in its text. They have no effect here: what
+        /// counts is the message.
+        #[serde(default)]
+        role: Option<Unused>,
+        #[serde(default)]
+        refusal: Option<Unused>,
+        #[serde(default)]
+        audio: Option<Unused>,
+        #[serde(default)]
+        function_call: Option<Unused>,
+        #[serde(default)]
+        tool_calls: Option<Unused>,
+        #[serde(default)]
+        reasoning: Option<Unused>,
+        #[serde(default)]
+        reasoning_content: Option<Unused>,
     },
     /// The assistant's reason for refusing.
     Refusal { refusal: String },

@@ -57,6 +57,9 @@ async fn an_answer_as_clients_dump_it_can_be_sent_back() {
             "function": {"name": "f", "arguments": null}}]}),
         json!({"role": "assistant", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}},
             {"type": "refusal", "refusal": "no"}]}),
+        // The Agents SDK for JavaScript, which has all of the answer in its text.
+        json!({"role": "assistant", "content": [{"type": "text", "text": "Hi", "role": "assistant", "refusal": null,
+            "annotations": [], "audio": null, "function_call": null, "tool_calls": [], "reasoning_content": "hm"}]}),
         // An answer that ended before it had any text.
         json!({"role": "assistant", "content": null, "reasoning_content": "hm", "tool_calls": []}),
     ];
@@ -223,6 +226,9 @@ async fn stop_tokens_end_an_answer_before_them() {
     let answer = server.served(COMPLETIONS, &with(ids, json!({"stop_token_ids": [stop]}))).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     assert_eq!(answer["choices"][0]["token_ids"], json!(tokens[..expected]));
+    // Tokens of the model are a character each.
+    let text = |answer: &Value| answer["choices"][0]["text"].as_str().expect("text").to_owned();
+    assert_eq!(text(&answer), text(&whole)[..expected]);
 }
 
 /// Whether a text has a form.
