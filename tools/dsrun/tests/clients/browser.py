@@ -1,16 +1,22 @@
 """Uses the page of a server in a real browser: gives the key it asks for, chats, watches the figures, changes its mind.
 
-Usage: browser.py CHROMIUM URL KEY
+Usage: browser.py CHROMIUM URL KEY [FOLDER]
+
+With FOLDER, it also saves pictures there for people to look at: each state of the page on a desktop and on a phone, in light
+and in dark, as STATE-WIDTH-SCHEME.png.
 
 Talks to the browser through the DevTools protocol over a pair of pipes. Needs nothing but Python.
 """
 
+import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 
 PATIENCE = 60
 
@@ -72,7 +78,8 @@ class Browser:
         return message
 
     def value(self, expression):
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        return answer["result"].get("value")
 
     def until(self, expression):
         """Waits until an expression is true."""
@@ -81,18 +88,46 @@ class Browser:
             assert time.monotonic() < end, f"in vain: {expression}\n{self.value('document.body.innerText')}"
             time.sleep(0.05)
 
+    def picture(self, **options):
+        return base64.b64decode(self.call("Page.captureScreenshot", **options)["data"])
+
+    def pixel(self, x, y):
+        """The colour of a pixel of the page."""
+        picture = self.picture(clip={"x": x, "y": y, "width": 1, "height": 1, "scale": 1})
+        data, at = b"", 8
+        while at < len(picture):
+            length = int.from_bytes(picture[at : at + 4], "big")
+            if picture[at + 4 : at + 8] == b"IDAT":
+                data += picture[at + 8 : at + 8 + length]
+            at += length + 12
+        # The first byte says how the row is filtered, which changes nothing in a first pixel.
+        return list(zlib.decompress(data)[1:4])
+
     def type(self, text):
         self.call("Input.insertText", text=text)
-        key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **key)
-        self.call("Input.dispatchKeyEvent", type="keyUp", key="Enter", code="Enter", windowsVirtualKeyCode=13)
+        self.enter()
+
+    def enter(self, shift=False):
+        key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "modifiers": 8 if shift else 0}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text="\r", **key)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **key)
+
+    def click(self, expression):
+        """Clicks on an element as a hand does."""
+        self.value(f"{expression}.scrollIntoView({{ block: 'nearest' }})")
+        left, top, width, height = self.value(f"Object.values({expression}.getBoundingClientRect().toJSON()).slice(0, 4)")
+        x, y = left + width / 2, top + height / 2
+        for kind in ["mousePressed", "mouseReleased"]:
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
 
-def main(program, url, key):
+def main(program, url, key, folder=None):
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = Browser(program, profile)
         try:
             use(browser, url, key)
+            if folder:
+                take_pictures(browser, url, key, folder)
         finally:
             browser.process.kill()
             browser.process.wait()
@@ -106,6 +141,7 @@ def use(browser, url, key):
     browser.value("document.getElementById('key').focus()")
     browser.type("wrong")
     browser.until("document.getElementById('key-dialog').open && !document.getElementById('key-wrong').hidden")
+    is_readable_in_light_and_dark(browser)
     browser.value("document.getElementById('key').focus()")
     browser.type(key)
     browser.until("document.getElementById('model').textContent == 'tiny'")
@@ -140,6 +176,14 @@ def use(browser, url, key):
     recovers_from_errors(browser)
     leaves_readers_where_they_are(browser)
     changes_answers(browser)
+    grows_with_its_text(browser)
+    counts_the_tokens_of_an_answer(browser)
+    measures_the_speed_of_an_answer(browser)
+    copies_code(browser, url)
+    is_readable_in_light_and_dark(browser)
+    browser.value("document.getElementById('settings').click()")
+    is_readable_in_light_and_dark(browser)
+    browser.value("document.getElementById('settings-dialog').close()")
     renders_markdown(browser)
     fits_a_phone(browser)
     says_what_is_what(browser)
@@ -238,6 +282,159 @@ def changes_answers(browser):
     browser.value("localStorage.removeItem('dsrun.settings')")
 
 
+def grows_with_its_text(browser):
+    """The field is as high as its text, up to a part of the window, and small again once the text is sent."""
+    text = "document.getElementById('text')"
+    browser.value(f"document.getElementById('clear').click(); {text}.focus()")
+    sizes = f"[{text}.offsetHeight, document.getElementById('send').offsetHeight]"
+    single, button = browser.value(sizes)
+    line = browser.value(f"parseFloat(getComputedStyle({text}).lineHeight)")
+    browser.call("Input.insertText", text="line")
+    for count in range(1, 4):
+        browser.enter(shift=True)
+        browser.call("Input.insertText", text="line")
+        assert browser.value(f"{text}.value") == "\n".join(["line"] * (count + 1))
+        height, beside = browser.value(sizes)
+        assert abs(height - single - count * line) <= 1, (single, line, count, height)
+        assert beside == button, "the button grows too"
+        assert browser.value(f"{text}.scrollHeight <= {text}.clientHeight"), "it scrolls before it must"
+    browser.call("Input.insertText", text="\nline" * 60)
+    assert 6 * line < browser.value(f"{text}.offsetHeight") <= browser.value("innerHeight * 0.4 + 1")
+    assert browser.value(f"{text}.scrollHeight > {text}.clientHeight")
+    assert browser.value("document.querySelectorAll('.message').length") == 0
+    browser.value("localStorage.setItem('dsrun.settings', JSON.stringify({ max_tokens: 40, temperature: 0 }))")
+    browser.enter()
+    browser.until("document.body.dataset.answers == '1'")
+    assert browser.value(f"{text}.offsetHeight") == single
+
+
+def counts_the_tokens_of_an_answer(browser):
+    """Below an answer is how many tokens the server says that it has, and a speed."""
+    browser.value("""
+        globalThis.fetch = async (path, options) => {
+            const response = await plainFetch(path, options);
+            if (options?.body) response.clone().text().then((text) => {
+                globalThis.counted = Number(text.match(/"completion_tokens":([0-9]+)/)?.[1]);
+            });
+            return response;
+        };
+    """)
+    begin(browser)
+    browser.until("document.body.dataset.answers == '1' && globalThis.counted !== undefined")
+    count, rate = figures(browser)
+    assert count == browser.value("counted") > 1, count
+    assert rate > 0
+    browser.value("globalThis.fetch = plainFetch")
+
+
+def measures_the_speed_of_an_answer(browser):
+    """The speed is that of the tokens after the first; where they come in one piece, that of the request."""
+    for before, between, most in [(300, 0, 21 / 0.3), (0, 500, 20 / 0.5)]:
+        browser.value("""
+            globalThis.fetch = async (path, options) => {
+                if (!options?.body) return plainFetch(path, options);
+                const pause = (time) => new Promise((done) => setTimeout(done, time));
+                const data = (content, usage) => JSON.stringify({ choices: [{ delta: { content } }], usage });
+                const event = (content, usage) => `data: ${data(content, usage)}\n\n`;
+                const first = event("`Code` [here](https://example.org):\\n\\n> so\\n\\n```py\\nfirst()\\n");
+                const rest = event("  second('<&>')\\n```\\n", { completion_tokens: 21 }) + "data: [DONE]\\n\\n";
+                await pause(BEFORE);
+                return new Response(new ReadableStream({
+                    async start(stream) {
+                        for (const piece of BETWEEN ? [first, rest] : [first + rest]) {
+                            stream.enqueue(new TextEncoder().encode(piece));
+                            await pause(BETWEEN);
+                        }
+                        stream.close();
+                    },
+                }));
+            };
+        """.replace("BEFORE", str(before)).replace("BETWEEN", str(between)))
+        start = time.monotonic()
+        begin(browser)
+        browser.until("document.body.dataset.answers == '1'")
+        least = 20 / (time.monotonic() - start)
+        browser.value("globalThis.fetch = plainFetch")
+        count, rate = figures(browser)
+        assert count == 21 and least - 1 <= rate <= most + 1, (least, count, rate, most)
+
+
+def figures(browser):
+    """The tokens of the shown answer, and the tokens in a second."""
+    text = browser.value("document.querySelector('.assistant .figures')?.textContent") or ""
+    found = re.fullmatch("([0-9]+) tokens, ([0-9.]+) tokens/s", text)
+    assert found, text
+    return int(found[1]), float(found[2])
+
+
+def copies_code(browser, url):
+    """A click copies the code or the message, with a clipboard and without, and the button says whether it did."""
+    permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+    browser.call("Browser.grantPermissions", permissions=permissions, origin=url.rstrip("/"))
+    browser.call("Emulation.setFocusEmulationEnabled", enabled=True)
+    code = "first()\n  second('<&>')\n"
+    block = "document.querySelector('.assistant .code > .copy')"
+    whole = "document.querySelector('.assistant .below button')"
+    browser.value("""
+        globalThis.clipboard = navigator.clipboard;
+        globalThis.pretend = (value) => Object.defineProperty(navigator, "clipboard", { value, configurable: true }) && null;
+    """)
+    for has in ["clipboard", "undefined"]:
+        browser.value(f"pretend({has})")
+        for button, text in [(block, code), (whole, f"`Code` [here](https://example.org):\n\n> so\n\n```py\n{code}```\n")]:
+            browser.value("clipboard.writeText('something else')")
+            browser.click(button)
+            browser.until(f"{button}.textContent == 'Copied'")
+            assert browser.value("clipboard.readText()") == text, (has, text)
+            browser.until(f"{button}.textContent == 'Copy'")
+    browser.value("pretend({ writeText: () => Promise.reject(new Error('no')) })")
+    browser.click(block)
+    browser.until(f"{block}.textContent == 'Not copied'")
+    browser.until(f"{block}.textContent == 'Copy'")
+    browser.value("delete navigator.clipboard")
+
+
+def is_readable_in_light_and_dark(browser):
+    """The page is light or dark as its reader wants, and all its text has the contrast that WCAG asks for, 4.5."""
+    for scheme in ["light", "dark"]:
+        prefer(browser, scheme)
+        ground = browser.pixel(2, browser.value("innerHeight - 2"))
+        # Behind a dialog, white is 153.
+        assert min(ground) > 130 if scheme == "light" else max(ground) < 40, (scheme, ground)
+        faint, texts = browser.value("""(() => {
+            const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+            const paint = (color, opacity) => {
+                canvas.globalAlpha = opacity;
+                canvas.fillStyle = color;
+                canvas.fillRect(0, 0, 1, 1);
+                const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data]
+                    .map((value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+                return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+            };
+            const contrast = (node, part) => {
+                const above = [];
+                for (let one = node; one; one = one.parentElement) above.unshift(getComputedStyle(one));
+                if (part) above.push(getComputedStyle(node, part));
+                let ground = paint("rgb(GROUND)", 1);
+                for (const style of above) ground = paint(style.backgroundColor, 1);
+                const ink = paint(above.at(-1).color, above.reduce((all, style) => all * style.opacity, 1));
+                return (Math.max(ground, ink) + 0.05) / (Math.min(ground, ink) + 0.05);
+            };
+            const found = [];
+            // What is behind a dialog cannot be used.
+            for (const node of (document.querySelector("dialog[open]") ?? document.body).querySelectorAll("*")) {
+                if (!node.checkVisibility()) continue;
+                const own = [...node.childNodes].some((child) => child.nodeType == 3 && child.data.trim());
+                if (own) found.push([node.outerHTML.slice(0, 100), contrast(node)]);
+                if (node.placeholder) found.push([node.outerHTML, contrast(node, "::placeholder")]);
+            }
+            return [found.filter(([, ratio]) => ratio < 4.5), found.length];
+        })()""".replace("GROUND", ", ".join(map(str, ground))))
+        assert texts >= 4, texts
+        assert not faint, (scheme, faint)
+    prefer(browser, "")
+
+
 def renders_markdown(browser):
     """Markdown becomes nodes, code can be copied, and nothing of it runs or loads."""
     browser.value("""
@@ -250,7 +447,7 @@ def renders_markdown(browser):
         });
     """)
     browser.until("globalThis.rendered !== undefined")
-    for selector in ["h1", "li strong", "pre code", ".code > button.copy", "table td", "a[href='https://example.org']"]:
+    for selector in ["h1", "li strong", "pre code", ".code > button.copy", "table td", "li.task", "a[href='https://example.org']"]:
         assert browser.value(f'rendered.querySelector("{selector}") !== null'), selector
     for selector in ["img", "script", "[onerror]", "a[href^=javascript]"]:
         assert browser.value(f'rendered.querySelector("{selector}") === null'), selector
@@ -322,6 +519,80 @@ def begin(browser):
     browser.value("document.getElementById('clear').click(); delete document.body.dataset.answers")
     browser.value("document.getElementById('text').focus()")
     browser.type("Hello")
+
+
+# A conversation with what answers have in them, as the page keeps it.
+CONVERSATION = [
+    {"role": "user", "content": "How do I read a file in Python, line by line? And what does it cost in memory?"},
+    {"role": "assistant", "figures": "182 tokens, 64 tokens/s", "content": """## Line by line
+
+A file is its own iterator, so **only one line** is in memory at a time. See `open` in [the docs](https://docs.python.org).
+
+```py
+with open("story.txt", encoding="utf-8") as lines:
+    for number, line in enumerate(lines, start=1):
+        print(f"{number:>4}  {line.rstrip()}")  # a comment that is so long that the block must be scrolled on a phone
+```
+
+1. The file is closed at the end, also on `break`.
+
+| way | memory | when |
+|---|---:|---|
+| `for line in lines` | one line | nearly always |
+
+> A line without an end can still be as large as the file.
+
+- [x] closed"""},
+    {"role": "user", "content": "Thanks!"},
+    {"role": "assistant", "figures": "4 tokens, 58 tokens/s", "reasoning": "So.", "content": "It was nothing."},
+]
+
+
+def take_pictures(browser, url, key, folder):
+    """Saves what people would see, to be looked at."""
+    os.makedirs(folder, exist_ok=True)
+    titles = ["Names for a cat", "A rather long question about the history of the typewriter", "Read a file"]
+    kept = [{"title": title, "messages": CONVERSATION, "error": None} for title in titles]
+
+    def load(key, conversations):
+        browser.value(f"localStorage.clear(); sessionStorage.setItem('key', {json.dumps(key)})")
+        browser.value(f"localStorage['dsrun.conversations'] = JSON.stringify({json.dumps(conversations)})")
+        browser.call("Page.navigate", url=url)
+        browser.until("document.getElementById('%s" % ("key-dialog')?.open" if key == "wrong" else "model')?.textContent"))
+
+    for width, height in [(1280, 800), (390, 844)]:
+        phone = width < 500
+        size = {"width": width, "height": height, "deviceScaleFactor": 2 if phone else 1, "mobile": phone}
+        browser.call("Emulation.setDeviceMetricsOverride", **size)
+        for scheme in ["light", "dark"]:
+            prefer(browser, scheme)
+
+            def save(state):
+                browser.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+                with open(os.path.join(folder, f"{state}-{width}-{scheme}.png"), "wb") as file:
+                    file.write(browser.picture())
+
+            load("wrong", [])
+            save("wrong-key")
+            load(key, [])
+            save("empty")
+            load(key, kept)
+            save("conversation-end")
+            browser.value("document.getElementById('messages').scrollTop = 0")
+            save("conversation")
+            if phone:
+                browser.value("document.getElementById('menu').click()")
+                save("list")
+            browser.value("document.getElementById('chat').click(); document.getElementById('settings').click()")
+            save("settings")
+            load(key, [])
+            browser.type("too long " * 2000)
+            browser.until("document.querySelector('.error') !== null")
+            save("error")
+
+
+def prefer(browser, scheme):
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
 
 if __name__ == "__main__":

@@ -22,17 +22,13 @@ export function render(text) {
     link.target = "_blank";
     link.rel = "noopener noreferrer";
   }
+  for (const item of fragment.querySelectorAll("li")) {
+    // Its box is its mark.
+    if (/^[☑☐] /.test(item.textContent)) item.className = "task";
+  }
   for (const block of fragment.querySelectorAll("pre")) {
-    const code = block.textContent;
-    const copy = document.createElement("button");
-    copy.type = "button";
+    const copy = copyButton(block.textContent);
     copy.className = "copy";
-    copy.textContent = "Copy";
-    copy.addEventListener("click", async () => {
-      await copyText(code);
-      copy.textContent = "Copied";
-      setTimeout(() => { copy.textContent = "Copy"; }, 1500);
-    });
     // Beside the block and not in it, so that it stays where it is when the code is scrolled.
     const frame = document.createElement("div");
     frame.className = "code";
@@ -42,13 +38,26 @@ export function render(text) {
   return fragment;
 }
 
-// Copies a text, also on pages without TLS, where browsers have no clipboard.
-export async function copyText(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+// A button that copies a text, and says whether it did.
+export function copyButton(text) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    button.textContent = (await copyText(text)) ? "Copied" : "Not copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+  return button;
+}
+
+// Copies a text, also on pages without TLS, where browsers have no clipboard. Returns whether it was copied.
+async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
   const area = document.createElement("textarea");
   area.value = text;
   document.body.append(area);
   area.select();
-  document.execCommand("copy");
+  const copied = document.execCommand("copy");
   area.remove();
+  return copied;
 }

@@ -1,6 +1,6 @@
 // The page of the server: conversations, which are kept in the browser, and figures from /metrics once a second.
 
-import { copyText, render } from "./markdown.js";
+import { copyButton, render } from "./markdown.js";
 import { Conversations } from "./conversations.js";
 
 // The settings that are fields of a request.
@@ -79,7 +79,7 @@ function asNodes(message, index) {
   }
   const below = make("div", { className: "below" });
   if (message.figures) below.append(make("span", { className: "figures", textContent: message.figures }));
-  below.append(action("Copy", () => copyText(message.content)));
+  below.append(copyButton(message.content));
   if (mine) below.append(action("Edit", () => edit(index)));
   else if (index === shown.messages.length - 1) below.append(action("Regenerate", () => regenerate()));
   node.append(below);
@@ -179,6 +179,7 @@ async function answer(conversation) {
       followed(() => place.replaceWith(asNodes(message)));
     });
   };
+  const sent = performance.now();
   let first = null;
   let tokens = 0;
   let failed = null;
@@ -205,9 +206,10 @@ async function answer(conversation) {
     if (error.name !== "AbortError") failed = error.message;
   }
   delete message.open;
-  const seconds = first === null ? 0 : (performance.now() - first) / 1000;
-  if (tokens > 1 && seconds > 0) {
-    const rate = (tokens - 1) / seconds;
+  if (tokens > 1 && first !== null) {
+    // What comes in one piece says nothing of the time between its tokens: the whole request is what can be measured.
+    const end = performance.now();
+    const rate = 1000 * (end - first > 50 ? (tokens - 1) / (end - first) : tokens / (end - sent));
     message.figures = `${tokens} tokens, ${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`;
   }
   if (failed !== null) {
