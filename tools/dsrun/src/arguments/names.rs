@@ -164,7 +164,16 @@ mod tests {
 
     #[test]
     fn every_flag_has_a_variable() {
+        fn without(command: &Command, names: &str) -> Vec<String> {
+            let below = |command: &Command| without(command, &format!("{names} {}", command.get_name()));
+            let shows = |arg: &&Arg| ["help", "version"].contains(&arg.get_id().as_str());
+            let flags = command.get_arguments().filter(|arg| arg.get_long().is_some() && !shows(arg));
+            let mine =
+                flags.filter(|arg| arg.get_env().is_none()).map(|arg| format!("{names} --{}", arg.get_id()));
+            mine.chain(command.get_subcommands().flat_map(below)).collect()
+        }
         let command = command();
+        assert_eq!(without(&command, "dsrun"), [""; 0]);
         let serve = command.find_subcommand("serve").expect("a command");
         let variable = |id: &str| {
             let arg = serve.get_arguments().find(|arg| arg.get_id() == id).expect("a flag");

@@ -22,6 +22,9 @@ use tokio::{
 /// The time limit for an answer, and for the server to become idle at the end.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// The pause of a client whose request failed: a server that is gone refuses at once.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// The number of top log-probabilities to request: two give the margin.
 const TOP: usize = 2;
 
@@ -51,6 +54,9 @@ struct Report {
     cancelled: f64,
     /// KV blocks in use after the run, when the server is idle.
     blocks_in_use: f64,
+    /// The reason why the server's counters could not be read after the run, if they could not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lost: Option<String>,
     /// A few examples of errors.
     examples: Vec<String>,
 }
@@ -62,6 +68,9 @@ pub(crate) fn run(command: &Soak, terminal: &Terminal) -> Result<()> {
         print_json(&report)?;
     } else {
         show(&report)?;
+    }
+    if let Some(lost) = report.lost {
+        bail!("the server failed the test: {lost}, after {} failed requests", report.failed);
     }
     if report.wrong + report.failed > 0 || report.blocks_in_use > 0.0 {
         bail!(
@@ -123,11 +132,16 @@ async fn soak(command: &Soak, terminal: &Terminal) -> Result<Report> {
         report.add(part.context("a client failed")?);
     }
     report.seconds = start.elapsed().as_secs_f64();
-    let after = idle(&client).await?;
-    report.preemptions = after.preemptions - before.preemptions;
-    report.disconnects = after.disconnects - before.disconnects;
-    report.cancelled = after.cancelled - before.cancelled;
-    report.blocks_in_use = after.blocks_in_use;
+    match idle(&client).await {
+        Ok(after) => {
+            report.preemptions = after.preemptions - before.preemptions;
+            report.disconnects = after.disconnects - before.disconnects;
+            report.cancelled = after.cancelled - before.cancelled;
+            report.blocks_in_use = after.blocks_in_use;
+        }
+        // What clients saw until then is reported all the same.
+        Err(error) => report.lost = Some(format!("{error:#}")),
+    }
     Ok(report)
 }
 
@@ -169,7 +183,10 @@ async fn converse(
                 report.tokens += tokens.len();
                 report.compare(&question.answer, &tokens, tolerance);
             }
-            Ok(Err(error)) => report.fail(format!("{error:#}")),
+            Ok(Err(error)) => {
+                report.fail(format!("{error:#}"));
+                sleep(PAUSE).await;
+            }
             Err(_) => report.fail("no answer within the time limit".to_owned()),
         }
     }
