@@ -64,7 +64,8 @@ def tools(url, key, model):
 
 def typed(url, key, model):
     client = connect(url, key)
-    answer = client.messages.parse(model=model, temperature=0, max_tokens=300, messages=MESSAGES, output_format=City)
+    ask = dict(model=model, max_tokens=300, messages=MESSAGES, output_format=City, extra_body={"temperature": 0})
+    answer = client.messages.parse(**ask)
     assert isinstance(answer.parsed_output, City), answer
 
 

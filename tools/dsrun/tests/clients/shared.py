@@ -28,9 +28,33 @@ def weather(city: Literal["Paris", "Rome"], unit: Literal["C", "F"]) -> str:
     return f"It rains in {city}, at 11 {unit}."
 
 
-def run(*parts):
-    """Calls each part with the arguments of the script: the server's URL, a key, and the model's name."""
-    url, key, model = sys.argv[1:]
-    for part in parts:
+class Weather(pydantic.BaseModel):
+    """The arguments of `weather`."""
+
+    city: Literal["Paris", "Rome"]
+    unit: Literal["C", "F"]
+
+
+class Time(pydantic.BaseModel):
+    """The arguments of another tool."""
+
+    zone: int = pydantic.Field(ge=-12, le=12)
+
+
+def fails(kind, call, **fields):
+    """The error of a call that has to fail."""
+    try:
+        call(**fields)
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was expected of {fields}")
+
+
+def run(*parts, by_name=()):
+    """Calls each part with the arguments of the script: the server's URL, a key, and the model's name. If the names of parts follow,
+    it calls those instead; some are called only by name, as they need another model."""
+    url, key, model, *names = sys.argv[1:]
+    every = {part.__name__: part for part in [*parts, *by_name]}
+    for part in [every[name] for name in names] if names else parts:
         part(url, key, model)
         print(f"{part.__name__}: ok", flush=True)
