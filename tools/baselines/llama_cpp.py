@@ -123,6 +123,7 @@ class Dsrun:
     def __init__(self, options):
         self.command = [options.dsrun, "bench"]
         self.flags = ["--threads", options.threads, "--json", *options.dsrun_flags]
+        self.shares = []
 
     def latency(self, model, prompt, generate):
         flags = ["--repeat", 1, "--model", model, "--prompt", prompt, "--gen", generate, "--step-tokens", 512]
@@ -132,7 +133,9 @@ class Dsrun:
         return self.latency(model, tokens, 2)["prompt_tokens_per_second"]
 
     def decode(self, model, past):
-        return self.latency(model, past, 64)["decode_tokens_per_second"]
+        found = self.latency(model, past, 64)
+        self.shares.append(found["share_of_bandwidth"])
+        return found["decode_tokens_per_second"]
 
     def batch(self, model, requests):
         flags = ["--model", model, "--requests", requests, "--prompt", 128, "--gen", 64]
@@ -189,13 +192,20 @@ def main():
     for name, file in models(options, programs).items():
         for measure, count in measures:
             found = {program: [] for program in pair}
+            pair["dsrun"].shares.clear()
             for _ in range(options.repeat):
                 for program, runner in pair.items():
                     found[program].append(getattr(runner, measure)(file, count))
             ours, theirs = (statistics.median(found[program]) for program in pair)
-            rows.append({"model": name, "measure": labels[measure].format(count), "runs": found, "ratio": ours / theirs})
+            row = {"model": name, "measure": labels[measure].format(count), "runs": found, "ratio": ours / theirs}
+            line = f"{name} | {row['measure']} | {ours:.1f} | {theirs:.1f} | {row['ratio']:.2f}"
+            if shares := pair["dsrun"].shares:
+                # Of weights and of keys and values that a step reads.
+                row["share_of_bandwidth"] = statistics.median(shares)
+                line += f" | {100 * row['share_of_bandwidth']:.0f}% of the read bandwidth"
+            rows.append(row)
             if not options.json:
-                print(f"{name} | {rows[-1]['measure']} | {ours:.1f} | {theirs:.1f} | {ours / theirs:.2f}", flush=True)
+                print(line, flush=True)
     if options.json:
         print(json.dumps(rows, indent=1))
 

@@ -340,6 +340,7 @@ fn inspect_shows_configuration_plan_tensors_and_program() {
         run(with_tiny("inspect", &["--fused"])).out.contains("linear_a8"),
         "inputs are quantised by default"
     );
+    assert!(!fused.out.contains("linear_a8"), "{}", fused.out);
     // The program of a step.
     let step = run(with_tiny("inspect", &["--program", "--step", "4", "--requests", "2", "--exact"]));
     assert!(step.out.contains("region \"norm_linear\""), "{}{}", step.out, step.err);
@@ -437,13 +438,17 @@ fn kernels_are_built_ahead_of_time() {
 fn bench_latency_reports_every_figure() {
     let ran = run(with_tiny("bench", &[]));
     assert_eq!(ran.code, Some(2), "bench needs to be told what to measure");
-    let bench = dsrun(&[
-        "bench", "latency", "--prompt", "6", "--gen", "4", "--batch", "2", "--repeat", "1", "-q", "--json",
-    ]);
-    let figures = json(&run(bench.arg("--model").arg(tiny())).out);
+    let bench = |prompt| {
+        let sizes = ["--prompt", prompt, "--gen", "4", "--batch", "2", "--repeat", "1"];
+        let bench = dsrun(&[&["bench", "latency", "-q", "--json"], &sizes[..]].concat());
+        json(&run(bench.arg("--model").arg(tiny())).out)
+    };
+    let figures = bench("6");
     for field in ["ms_per_token", "first_token_seconds", "bytes_per_step", "share_of_bandwidth"] {
         assert!(figures[field].as_f64().is_some_and(|value| value > 0.0), "{field}: {figures}");
     }
+    let bytes = |figures: &serde_json::Value| figures["bytes_per_step"].as_u64().unwrap();
+    assert!(bytes(&bench("16")) > bytes(&figures), "keys and values are counted");
 }
 
 #[test]

@@ -22,6 +22,7 @@ test_main![
     the_page_works_in_a_browser,
     a_ready_server_has_compiled_all_steps_unless_warm_up_is_off,
     a_collector_that_is_not_there_is_logged_once,
+    requests_are_logged_in_the_chosen_form,
     #[cfg(unix)]
     a_soak_with_disconnects_gets_correct_answers,
     #[cfg(unix)]
@@ -78,6 +79,28 @@ fn a_collector_that_is_not_there_is_logged_once() {
     errors.read_to_string(&mut log).unwrap();
     assert_eq!(log.matches("traces cannot be sent").count(), 1, "{log}");
     assert!(log.contains(&address.to_string()) && log.contains("refused"), "{log}");
+}
+
+fn requests_are_logged_in_the_chosen_form() {
+    for form in ["json", "text", "off"] {
+        let mut command = Command::new(cargo_bin!("dsrun"));
+        let mut server = Server::start_as(&["--access-log", form], command.stderr(Stdio::piped()));
+        assert!(server.stream(3)().contains("data: [DONE]"));
+        let mut errors = server.process.stderr.take().unwrap();
+        let _ = server.process.kill();
+        let mut log = String::new();
+        errors.read_to_string(&mut log).unwrap();
+        let mut lines = log.lines().filter(|line| line.contains("/v1/completions"));
+        let line = lines.next();
+        assert_eq!((line.is_some(), lines.next()), (form != "off", None), "{form}: {log}");
+        if form == "json" {
+            let entry: serde_json::Value = serde_json::from_str(line.unwrap()).unwrap();
+            assert_eq!((&entry["method"], &entry["status"]), (&"POST".into(), &200.into()), "{entry}");
+            assert!(entry["id"].as_str().unwrap().starts_with("req_"), "{entry}");
+        } else if let Some(line) = line {
+            assert!(line.contains("POST") && line.contains(" 200 ") && line.contains("req_"), "{line}");
+        }
+    }
 }
 
 #[cfg(unix)]
