@@ -54,7 +54,7 @@ struct Report {
     cancelled: f64,
     /// KV blocks in use after the run, when the server is idle.
     blocks_in_use: f64,
-    /// The reason why the server's counters could not be read after the run, if they could not.
+    /// The reason why the server's counters could not be read after the run, if they could not: then they are null in JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     lost: Option<String>,
     /// A few examples of errors.
@@ -139,8 +139,12 @@ async fn soak(command: &Soak, terminal: &Terminal) -> Result<Report> {
             report.cancelled = after.cancelled - before.cancelled;
             report.blocks_in_use = after.blocks_in_use;
         }
-        // What clients saw until then is reported all the same.
-        Err(error) => report.lost = Some(format!("{error:#}")),
+        // What clients saw until then is reported all the same, and the counters as unknown.
+        Err(error) => {
+            report.lost = Some(format!("{error:#}"));
+            (report.preemptions, report.disconnects) = (f64::NAN, f64::NAN);
+            (report.cancelled, report.blocks_in_use) = (f64::NAN, f64::NAN);
+        }
     }
     Ok(report)
 }
@@ -318,12 +322,16 @@ fn show(report: &Report) -> Result<()> {
         "answers      {}: {} equal to solo, {} equal up to a close call, {} wrong, {} failed",
         report.answers, report.equal, report.close_calls, report.wrong, report.failed
     ))?;
-    print(&format!(
-        "disconnects  {} ({} seen by the server, {} cancelled)",
-        report.left, report.disconnects, report.cancelled
-    ))?;
-    print(&format!("pre-emptions {}", report.preemptions))?;
-    print(&format!("KV blocks in use afterwards: {}", report.blocks_in_use))?;
+    if report.lost.is_some() {
+        print(&format!("disconnects  {}", report.left))?;
+    } else {
+        print(&format!(
+            "disconnects  {} ({} seen by the server, {} cancelled)",
+            report.left, report.disconnects, report.cancelled
+        ))?;
+        print(&format!("pre-emptions {}", report.preemptions))?;
+        print(&format!("KV blocks in use afterwards: {}", report.blocks_in_use))?;
+    }
     report.examples.iter().try_for_each(|example| print(&format!("  {example}")))
 }
 
