@@ -39,10 +39,14 @@ fn service(requests: usize, queue: usize) -> Service {
 }
 
 fn late_service(requests: usize, queue: usize) -> (Service, Arc<LateDevice>) {
+    late_service_with(requests, &ServiceOptions { queue, ..ServiceOptions::default() })
+}
+
+fn late_service_with(requests: usize, service: &ServiceOptions) -> (Service, Arc<LateDevice>) {
     let (model, device) = (model(), LateDevice::open());
     let plan = EnginePlan::new(&model, &*device, &options(requests)).unwrap();
     let engine = plan.load(&model, device.clone(), &mut |_, _| {}).unwrap();
-    (Service::start(engine, &ServiceOptions { queue, ..ServiceOptions::default() }).unwrap(), device)
+    (Service::start(engine, service).unwrap(), device)
 }
 
 fn prompts() -> Vec<Vec<u32>> {
@@ -299,32 +303,53 @@ fn the_age_of_a_step_shows_that_the_device_hangs() {
     }
 }
 
+/// Options of a service that keeps few unread bytes, and a request with more.
+fn unread() -> (ServiceOptions, Request) {
+    let options = ServiceOptions { unread: 32 << 10, ..ServiceOptions::default() };
+    (options, Request { top_log_probabilities: 40, ..request(&[1], 1000) })
+}
+
+/// Asserts that a stream had tokens and then ended because they were not taken.
+fn assert_unread(stream: TokenStream) {
+    let mut events = collect(stream);
+    assert!(matches!(events.pop().unwrap().unwrap_err(), ServiceError::Unread { .. }));
+    assert!(!events.is_empty() && events.iter().all(Result::is_ok));
+}
+
 #[test]
 fn tokens_that_callers_do_not_take_are_bounded() {
-    let options = ServiceOptions { unread: 32 << 10, ..ServiceOptions::default() };
-    let service = Service::start(engine(&model(), &self::options(2)), &options).unwrap();
+    let (options, request) = unread();
+    let service = Service::start(engine(&model(), &self::options(1)), &options).unwrap();
     let handle = service.handle();
-    let unread = Request { top_log_probabilities: 40, ..request(&[1], 1000) };
-    let unread = handle.submit(unread).unwrap();
-    let read = handle.submit(request(&[2], 100)).unwrap();
-    assert_eq!(tokens(read).len(), 100, "a caller that takes its tokens is not affected");
+    let stream = handle.submit(request.clone()).unwrap();
     let end = Instant::now() + TIMEOUT;
     while handle.unread_bytes() <= options.unread {
         assert!(Instant::now() < end, "{} bytes are unread", handle.unread_bytes());
         thread::yield_now();
     }
-    let refused = handle.submit(request(&[1], 1)).unwrap_err();
+    let refused = handle.submit(request).unwrap_err();
     assert!(matches!(refused, ServiceError::Unread { limit: 32_768 }), "{refused}");
     while handle.statistics().running > 0 {
         assert!(Instant::now() < end, "the request of the caller that takes nothing goes on");
         thread::yield_now();
     }
-    let mut events = collect(unread);
-    assert!(matches!(events.pop().unwrap().unwrap_err(), ServiceError::Unread { .. }));
-    assert!(!events.is_empty() && events.iter().all(Result::is_ok));
+    assert_unread(stream);
     settle(&handle);
     while handle.unread_bytes() > 0 {
         assert!(Instant::now() < end, "{} bytes are unread", handle.unread_bytes());
         thread::yield_now();
     }
+}
+
+#[test]
+fn a_caller_that_takes_its_tokens_is_not_affected_by_others() {
+    let (options, unread) = unread();
+    let (service, device) = late_service_with(2, &options);
+    let handle = service.handle();
+    let held = device.hold();
+    let unread = handle.submit(unread).unwrap();
+    let read = handle.submit(request(&[2], 100)).unwrap();
+    drop(held);
+    assert_eq!(tokens(read).len(), 100);
+    assert_unread(unread);
 }
