@@ -1,5 +1,6 @@
 //! Handles Ctrl-C: the first asks the running answer to stop, the second ends the program.
 
+use crate::terminal::echo;
 use anyhow::{Context, Result};
 use std::{
     io::Write,
@@ -31,6 +32,7 @@ pub(crate) fn listen() -> Result<()> {
         if PRESSED.swap(true, Ordering::SeqCst) {
             let restore = RESTORE.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = std::io::stderr().write_all(restore.as_bytes());
+            echo::restore();
             #[expect(
                 clippy::exit,
                 reason = "the user asks a second time, and the running step cannot be stopped"

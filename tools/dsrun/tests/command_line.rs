@@ -315,6 +315,23 @@ fn a_budget_gives_an_editable_policy() {
 }
 
 #[test]
+fn bits_of_a_weight_count_the_embedding_and_the_scales() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("tiny");
+    let ran = run(dsrun(&["quantize", "--policy", "w8a16", "--json", "-q", "-o"]).arg(&folder).arg(tiny()));
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    // 96 tokens, 32 wide, 2 layers: matrices with 256 rows and 9216 weights, and 2 vectors. One more vector at the end.
+    let weights = 96 * 32 + 2 * (9216 + 2 * 32) + 32;
+    // The embedding in 2 bytes, matrices in 1 with a scale of 4 a row and a shape of 16 each, vectors in 4.
+    let bytes = 96 * 32 * 2 + 2 * (9216 + 256 * 4 + 7 * 16 + 2 * 32 * 4) + 32 * 4;
+    let expected = f64::from(bytes * 8) / f64::from(weights);
+    let report = json(&ran.out);
+    assert_eq!(report["bytes"], bytes);
+    let bits = report["bits_per_weight"].as_f64().unwrap();
+    assert!((bits - expected).abs() < 1e-9, "{bits} instead of {expected}");
+}
+
+#[test]
 fn inspect_shows_configuration_plan_tensors_and_program() {
     let ran = run(with_tiny("inspect", &["--tensors", "--program"]));
     assert_eq!(ran.code, Some(0), "{}", ran.err);

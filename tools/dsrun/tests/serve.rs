@@ -23,6 +23,7 @@ test_main![
     a_ready_server_has_compiled_all_steps_unless_warm_up_is_off,
     a_collector_that_is_not_there_is_logged_once,
     requests_are_logged_in_the_chosen_form,
+    fields_without_effect_are_named_in_the_log,
     #[cfg(unix)]
     a_soak_with_disconnects_gets_correct_answers,
     #[cfg(unix)]
@@ -99,6 +100,42 @@ fn requests_are_logged_in_the_chosen_form() {
             assert!(entry["id"].as_str().unwrap().starts_with("req_"), "{entry}");
         } else if let Some(line) = line {
             assert!(line.contains("POST") && line.contains(" 200 ") && line.contains("req_"), "{line}");
+        }
+    }
+}
+
+fn fields_without_effect_are_named_in_the_log() {
+    let chat = r#""messages": [{"role": "user", "content": "a"}], "max_tokens": 1"#;
+    let input = r#""input": "a", "max_output_tokens": 1"#;
+    let common = ["metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"];
+    for (path, request, names) in [
+        ("/v1/chat/completions", chat, &common[..]),
+        ("/v1/completions", r#""prompt": "a", "max_tokens": 1"#, &common),
+        ("/v1/responses", input, &["prompt_cache_key", "safety_identifier", "service_tier", "user"]),
+        ("/v1/messages", chat, &["metadata", "service_tier"]),
+    ] {
+        let mut command = Command::new(cargo_bin!("dsrun"));
+        command.env("DSRUN_LOG", "info").stderr(Stdio::piped());
+        let flags = ["--access-log", "off", "--no-warm-up", "--tune-step=false"];
+        let mut server = Server::start_as(&flags, &mut command);
+        let field = |name: &&str| match *name {
+            "metadata" => format!(r#""{name}": {{}}"#),
+            "store" => format!(r#""{name}": true"#),
+            _ => format!(r#""{name}": "auto""#),
+        };
+        let fields: Vec<String> = names.iter().map(field).collect();
+        for body in [request.to_owned(), format!("{request}, {}", fields.join(", "))] {
+            let answer = post(&server, path, &format!(r#"{{"model": "tiny", {body}}}"#));
+            assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+        }
+        let mut errors = server.process.stderr.take().unwrap();
+        let _ = server.process.kill();
+        let mut log = String::new();
+        errors.read_to_string(&mut log).unwrap();
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains("without effect")).collect();
+        assert_eq!(lines.len(), 1, "{path}: {log}");
+        for name in names {
+            assert_eq!(log.matches(&format!("\"{name}\"")).count(), 1, "{path}, {name}: {log}");
         }
     }
 }
@@ -209,11 +246,22 @@ fn wait_for_metric(server: &Server, name: &str, least: f64) {
 }
 
 fn metrics(server: &Server, path: &str) -> String {
+    sent(server, &format!("GET {path}"), "")
+}
+
+fn post(server: &Server, path: &str, body: &str) -> String {
+    sent(server, &format!("POST {path}"), body)
+}
+
+/// The answer to a request with its head.
+fn sent(server: &Server, what: &str, body: &str) -> String {
     let mut connection = TcpStream::connect(server.url.strip_prefix("http://").unwrap()).unwrap();
     connection.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(
         connection,
-        "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {KEY}\r\n\r\n"
+        "{what} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {KEY}\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
     )
     .unwrap();
     let mut text = String::new();

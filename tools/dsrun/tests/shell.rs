@@ -52,3 +52,58 @@ fn every_command_has_a_manual_page() {
     }
     assert!(text(&dsrun(&["man"])).contains(".SH NAME"));
 }
+
+#[test]
+fn every_nested_command_has_a_page_with_its_flags() {
+    let folder = tempfile::tempdir().unwrap();
+    dsrun(&["man", "--out", folder.path().to_str().unwrap()]);
+    let mut seen = Vec::new();
+    let mut waiting = vec![Vec::<String>::new()];
+    while let Some(command) = waiting.pop() {
+        let arguments: Vec<&str> = command.iter().map(String::as_str).chain(["--help"]).collect();
+        let help = text(&dsrun(&arguments));
+        let name =
+            ["dsrun"].into_iter().chain(command.iter().map(String::as_str)).collect::<Vec<_>>().join("-");
+        let page = std::fs::read_to_string(folder.path().join(format!("{name}.1")))
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        // A hyphen is escaped in a page.
+        let page = page.replace("\\-", "-");
+        assert!(page.contains(".SH NAME") && page.contains(".SH DESCRIPTION"), "{name}: {page}");
+        let flags = flags(&help);
+        assert!(flags.contains(&"--help"), "{name}: {help}");
+        for flag in flags {
+            // A page names a flag, then describes it.
+            let name_of_flag = format!("\\fB{flag}\\fR");
+            let mut lines = page.lines().skip_while(|line| *line != ".SH OPTIONS");
+            let found = lines.find(|line| line.starts_with("\\fB") && line.contains(&name_of_flag));
+            assert!(found.is_some(), "{name} has no {flag}: {page}");
+            let description = lines.next().unwrap_or_default();
+            assert!(
+                description.starts_with(|c: char| c.is_alphanumeric()),
+                "{name}, {flag}: {description:?}"
+            );
+        }
+        waiting.extend(subcommands(&help).map(|inner| [&command[..], &[inner.to_owned()]].concat()));
+        seen.push(format!("{name}.1"));
+    }
+    for name in ["dsrun-serve.1", "dsrun-bench-serve.1"] {
+        assert!(seen.iter().any(|seen| seen == name), "{name} is not among {seen:?}");
+    }
+}
+
+/// The long flags that a help text explains. Explanations stand further to the right.
+fn flags(help: &str) -> Vec<&str> {
+    let lines = help.lines().filter(|line| !line.starts_with("       ")).map(str::trim_start);
+    let long = |line| {
+        str::split_once(line, ", ").filter(|(short, _)| short.len() == 2).map_or(line, |(_, long)| long)
+    };
+    let names = lines.map(long).filter(|line| line.starts_with("--"));
+    names.filter_map(|line| line.split([' ', '=', '[', ',']).next()).collect()
+}
+
+/// The commands that a help text lists.
+fn subcommands(help: &str) -> impl Iterator<Item = &str> {
+    let list = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let names = list.take_while(|line| line.starts_with("  ")).filter(|line| !line.starts_with("   "));
+    names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help")
+}

@@ -8,11 +8,11 @@ use crate::{
     devices::open_devices,
     interrupt,
     session::{engine_options, generate_options, load_fitted, open_draft, open_model},
-    terminal::Terminal,
+    terminal::{Terminal, echo::NoEcho},
 };
 use anyhow::{Result, bail};
 use dsrun_engine::{EngineError, EngineOptions, FinishReason, Prompt};
-use dsrun_models::chat::Message;
+use dsrun_models::{chat::Message, model::ModelError};
 use input::{HELP, History, Input};
 use rustyline::{DefaultEditor, error::ReadlineError};
 use std::ops::ControlFlow;
@@ -20,10 +20,12 @@ use std::ops::ControlFlow;
 pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
     let devices = open_devices(&command.setup.devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
-    if model.chat_template().is_err() {
-        bail!(
+    match model.chat_template() {
+        Ok(_) => {}
+        Err(ModelError::NoChatTemplate { .. }) => bail!(
             "the model has no chat template, so it cannot hold a conversation\nhint: use dsrun generate --raw"
-        );
+        ),
+        Err(error) => bail!("{error}\nhint: use dsrun generate --raw"),
     }
     let draft = open_draft(
         &command.speculation,
@@ -38,6 +40,7 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
     let mut pipeline = load_fitted(model, draft.as_ref(), &devices, engine, terminal)?;
 
     interrupt::listen()?;
+    let _silent = NoEcho::start();
     let mut editor = DefaultEditor::new()?;
     let system: Vec<Message> = command.system.iter().map(|system| Message::new("system", system)).collect();
     let mut messages = system.clone();
@@ -90,7 +93,6 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
                 ControlFlow::Continue(())
             }
         });
-        discard_typed();
         let answers = match answers {
             Ok(answers) => answers,
             Err(error @ EngineError::PromptTooLong { .. }) => {
@@ -111,14 +113,5 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
             messages.push(Message::new("assistant", answer.text));
         }
         speculation_line(pipeline.engine().statistics()).iter().for_each(|line| terminal.note(line));
-    }
-}
-
-/// Discards what was typed while an answer was written, so that it does not become a part of the next message.
-fn discard_typed() {
-    #[cfg(unix)]
-    if std::io::IsTerminal::is_terminal(&std::io::stdin()) {
-        // Without effect, the keys only appear in the next line.
-        let _ = rustix::termios::tcflush(std::io::stdin(), rustix::termios::QueueSelector::IFlush);
     }
 }

@@ -11,7 +11,10 @@ use crate::{
 };
 use anyhow::Result;
 use dsrun_engine::{Answer, EngineOptions, FinishReason, Prompt};
-use dsrun_models::{chat::Message, model::Model};
+use dsrun_models::{
+    chat::Message,
+    model::{Model, ModelError},
+};
 use std::ops::ControlFlow;
 
 pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
@@ -29,7 +32,7 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
         terminal,
     )?;
     let options = generate_options(&model, &command.sampling)?;
-    let prompt = as_prompt(text, command, &model);
+    let prompt = as_prompt(text, command, &model, terminal);
     let speculation = command.speculation.speculation();
     let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1, &devices) };
     let mut pipeline = load_fitted(model, draft.as_ref(), &devices, engine, terminal)?;
@@ -63,8 +66,14 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     Ok(())
 }
 
-fn as_prompt(text: String, command: &Generate, model: &Model) -> Prompt {
-    if command.raw || (model.chat_template().is_err() && command.system.is_none()) {
+fn as_prompt(text: String, command: &Generate, model: &Model, terminal: &Terminal) -> Prompt {
+    if command.raw {
+        return Prompt::Text(text);
+    }
+    if let (Err(error), None) = (model.chat_template(), &command.system) {
+        if !matches!(error, ModelError::NoChatTemplate { .. }) {
+            terminal.note(&format!("{error}\nthe prompt is used without a chat template"));
+        }
         return Prompt::Text(text);
     }
     let system = command.system.iter().map(|system| Message::new("system", system));

@@ -15,7 +15,7 @@ use dsrun_core::WeightType;
 use dsrun_engine::{EngineOptions, EnginePlan, GenerateOptions};
 use dsrun_models::{
     config::{DecoderConfig, RopeScaling},
-    model::Model,
+    model::{Model, ModelError},
 };
 use serde_json::{Value, json};
 
@@ -115,7 +115,11 @@ fn facts(model: &Model) -> Vec<(&'static str, String)> {
     if let Some(window) = window {
         facts.push(("window", format!("{window} tokens in {windowed} of {} layers", config.layers)));
     }
-    let chat = if model.chat_template().is_ok() { "a chat template" } else { "no chat template" };
+    let chat = match model.chat_template() {
+        Ok(_) => "a chat template".to_owned(),
+        Err(ModelError::NoChatTemplate { .. }) => "no chat template".to_owned(),
+        Err(error) => format!("no usable chat template ({error})"),
+    };
     let tokenizer = match model.tokenizer() {
         Some(tokenizer) => format!("{} tokens, {chat}", tokenizer.vocabulary_size()),
         None => "none".to_owned(),

@@ -64,6 +64,16 @@ pub(crate) struct SamplingDefaults {
     pub(crate) unchosen: SamplingOptions,
 }
 
+impl SamplingDefaults {
+    /// The defaults for a model.
+    pub(crate) fn of(model: &Model) -> Self {
+        Self {
+            chosen: SamplingOptions::suggested(model, true),
+            unchosen: SamplingOptions::suggested(model, false),
+        }
+    }
+}
+
 /// A loaded model with its engines.
 #[derive(Debug)]
 pub(crate) struct Loaded {
@@ -228,10 +238,7 @@ impl Loaded {
     pub(crate) fn new(model: Arc<Model>, engine: Replicas, template: Option<ChatTemplate>) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let fingerprint = fingerprint(&model, &engine);
-        let sampling = SamplingDefaults {
-            chosen: SamplingOptions::suggested(&model, true),
-            unchosen: SamplingOptions::suggested(&model, false),
-        };
+        let sampling = SamplingDefaults::of(&model);
         let (grammars, biases) = (Grammars::default(), Budget::new(ALL_BIASES));
         Self { model, engine, grammars, biases, template, created, sampling, fingerprint }
     }

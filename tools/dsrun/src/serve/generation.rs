@@ -2,7 +2,7 @@
 
 use super::{
     api::{Finish, Generation, Usage},
-    app::{App, Loaded},
+    app::{App, Loaded, SamplingDefaults},
     budget::Held,
     error::ApiError,
     grammar::Grammar,
@@ -82,12 +82,12 @@ impl Generation {
     }
 
     /// The sampling options: those of the request, else the defaults of the model.
-    fn sampling(&self, loaded: &Loaded, seed: u64) -> Result<SamplingOptions, ApiError> {
+    fn sampling(&self, defaults: &SamplingDefaults, seed: u64) -> Result<SamplingOptions, ApiError> {
         let chosen = self.temperature.is_some()
             || self.top_k.is_some()
             || self.top_p.is_some()
             || self.min_p.is_some();
-        let defaults = if chosen { &loaded.sampling.chosen } else { &loaded.sampling.unchosen };
+        let defaults = if chosen { &defaults.chosen } else { &defaults.unchosen };
         let top_k = match self.top_k {
             None => defaults.top_k,
             Some(-1) => 0,
@@ -160,7 +160,7 @@ impl Job {
         let choice = |prompt: &Vec<u32>, choice: usize| {
             Ok(Request {
                 prompt: prompt.clone(),
-                sampling: generation.sampling(loaded, seed.wrapping_add(choice as u64))?,
+                sampling: generation.sampling(&loaded.sampling, seed.wrapping_add(choice as u64))?,
                 max_tokens: self.max_tokens,
                 min_tokens: generation.min_tokens,
                 stop_ids: generation.stop_token_ids.clone(),
@@ -423,6 +423,94 @@ impl ApiError {
                 tracing::error!(%error, "a request failed");
                 Self::internal()
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{arguments::SamplingArguments, serve::api::chat::ChatRequest, session::generate_options};
+    use dsrun_core::{DType, WeightFormat};
+    use dsrun_models::model::Model;
+    use rstest::rstest;
+    use serde_json::json;
+    use std::{fs, path::Path};
+
+    /// The sampling options of the server and of `generate` and `chat`, for requests that give a temperature or nothing.
+    fn of_server_and_command_line(model: &Model, temperature: Option<f32>) -> [SamplingOptions; 2] {
+        let request = json!({"messages": [], "temperature": temperature});
+        let request: ChatRequest = serde_json::from_value(request).expect("a request");
+        let generation = request.generation().expect("it is valid");
+        let arguments = SamplingArguments { temperature, ..SamplingArguments::default() };
+        [
+            generation.sampling(&SamplingDefaults::of(model), arguments.seed).expect("it is valid"),
+            generate_options(model, &arguments).expect("it is valid").sampling,
+        ]
+    }
+
+    #[rstest]
+    #[case::small("llama-3b", (0.6, 0.95, 0.1))]
+    #[case::large("llama-8b", (0.8, 0.95, 0.05))]
+    fn the_server_and_the_command_line_have_the_defaults_of_the_size(
+        #[case] preset: &str,
+        #[case] expected: (f32, f32, f32),
+    ) {
+        let model = Model::random_named(preset, 0, WeightFormat::Dense(DType::BF16)).expect("a preset");
+        let [server, command_line] = of_server_and_command_line(&model, None);
+        assert_eq!(server, command_line);
+        assert_eq!((server.temperature, server.top_p, server.min_p), expected);
+        let [server, command_line] = of_server_and_command_line(&model, Some(0.7));
+        assert_eq!(server, command_line);
+        assert_eq!((server.temperature, server.top_p, server.min_p), (0.7, 1.0, 0.0));
+    }
+
+    /// The embedding has 2,000 weights a token, and everything else about 16 million.
+    #[rstest]
+    #[case::below(1_990_000, (0.6, 0.1))]
+    #[case::above(2_000_000, (0.8, 0.05))]
+    fn the_size_that_decides_is_4_billion_parameters(
+        #[case] vocabulary: usize,
+        #[case] expected: (f32, f32),
+    ) {
+        let config = json!({
+            "model_type": "llama", "vocab_size": vocabulary, "hidden_size": 2000, "intermediate_size": 64,
+            "num_hidden_layers": 1, "num_attention_heads": 10, "num_key_value_heads": 10, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 128, "tie_word_embeddings": true,
+        });
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("config.json");
+        fs::write(&path, config.to_string()).expect("it is written");
+        let name = path.to_str().expect("a name");
+        let model = Model::random_named(name, 0, WeightFormat::Dense(DType::BF16)).expect("a configuration");
+        let [server, command_line] = of_server_and_command_line(&model, None);
+        assert_eq!(server, command_line);
+        assert_eq!((server.temperature, server.min_p), expected);
+    }
+
+    #[rstest]
+    #[case::sampled(json!({"temperature": 0.3, "top_k": 7, "top_p": 0.5, "min_p": 0.2, "repetition_penalty": 1.5}))]
+    #[case::partly(json!({"top_k": 7}))]
+    #[case::greedy(json!({"do_sample": false, "repetition_penalty": 1.5}))]
+    #[case::silent(json!({"repetition_penalty": 1.5}))]
+    fn the_server_and_the_command_line_have_the_defaults_of_the_model(#[case] config: serde_json::Value) {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/fixtures/llama3");
+        let folder = tempfile::tempdir().expect("a folder");
+        for file in fs::read_dir(fixture).expect("a folder") {
+            let file = file.expect("a file");
+            fs::copy(file.path(), folder.path().join(file.file_name())).expect("the fixture is copied");
+        }
+        let neutral = Model::open(folder.path()).expect("a model");
+        fs::write(folder.path().join("generation_config.json"), config.to_string()).expect("it is written");
+        let model = Model::open(folder.path()).expect("a model");
+        for temperature in [None, Some(0.7)] {
+            let [server, command_line] = of_server_and_command_line(&model, temperature);
+            assert_eq!(server, command_line);
+            assert_ne!(
+                server,
+                of_server_and_command_line(&neutral, temperature)[0],
+                "the file has no effect"
+            );
         }
     }
 }

@@ -1,0 +1,181 @@
+//! `chat` in a pseudo-terminal.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "../src/serve/tests/model.rs"]
+mod model;
+
+use rustix::{
+    fs::{Mode, OFlags, open},
+    io::{FdFlags, fcntl_setfd},
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
+};
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    process::{Child, Command, ExitStatus},
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+/// The time limit of any wait. Reaching it means that the process hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A text that the model does not write.
+const TYPED: &str = "TYPED: 0123456789";
+
+/// A conversation in a pseudo-terminal.
+struct Chat {
+    process: Child,
+    keyboard: File,
+    terminal: File,
+    screen: Arc<Mutex<Vec<u8>>>,
+    cache: TempDir,
+    _model: TempDir,
+}
+
+impl Chat {
+    /// Starts a conversation with answers of so many tokens, and waits until it asks for a line.
+    fn start(tokens: &str) -> Self {
+        let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&keyboard).unwrap();
+        unlockpt(&keyboard).unwrap();
+        let name = ptsname(&keyboard, Vec::new()).unwrap();
+        let terminal = File::from(open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap());
+        fcntl_setfd(&terminal, FdFlags::CLOEXEC).unwrap();
+        fcntl_setfd(&keyboard, FdFlags::CLOEXEC).unwrap();
+        let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&terminal, size).unwrap();
+        assert!(echoes(&terminal));
+        let (model, cache) = (model::tiny(), tempfile::tempdir().unwrap());
+        let process = Command::new(env!("CARGO_BIN_EXE_dsrun"))
+            .args(["chat", "--quiet", "--temperature", "0", "-n", tokens])
+            .arg(model.path())
+            .env("TERM", "xterm")
+            .env("NO_COLOR", "1")
+            .env("HF_HUB_OFFLINE", "1")
+            .env("DSRUN_CACHE", cache.path())
+            .stdin(terminal.try_clone().unwrap())
+            .stdout(terminal.try_clone().unwrap())
+            .stderr(terminal.try_clone().unwrap())
+            .spawn()
+            .unwrap();
+        let keyboard = File::from(keyboard);
+        let screen = Arc::new(Mutex::new(Vec::new()));
+        let (mut output, shown) = (keyboard.try_clone().unwrap(), screen.clone());
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = output.read(&mut bytes) {
+                shown.lock().unwrap().extend_from_slice(&bytes[..count]);
+            }
+        });
+        let chat = Self { process, keyboard, terminal, screen, cache, _model: model };
+        chat.wait("a prompt", |chat| chat.shown().contains("> "));
+        chat
+    }
+
+    /// Types a line.
+    fn types(&mut self, line: &str) {
+        write!(self.keyboard, "{line}\r").unwrap();
+    }
+
+    /// What was written to the terminal, without escape sequences.
+    fn shown(&self) -> String {
+        let bytes = self.screen.lock().unwrap().clone();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let mut parts = text.split("\x1b[");
+        let first = parts.next().unwrap_or_default().to_owned();
+        parts.fold(first, |shown, part| {
+            shown + part.trim_start_matches(|c: char| !c.is_ascii_alphabetic()).get(1..).unwrap_or_default()
+        })
+    }
+
+    /// Asks a question, and waits until the answer to it is being written.
+    fn asks(&mut self, question: &str) {
+        self.types(question);
+        self.wait("an answer", |chat| {
+            chat.shown().rsplit_once(&format!("{question}\r\n")).is_some_and(|(_, answer)| answer.len() > 10)
+        });
+    }
+
+    fn wait(&self, what: &str, is_there: impl Fn(&Self) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !is_there(self) {
+            assert!(Instant::now() < end, "{what} does not come: {:?}", self.shown());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until the process has ended, and does something from time to time until then.
+    fn ended(&mut self, meanwhile: impl Fn(&Self)) -> ExitStatus {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "it does not end: {:?}", self.shown());
+            meanwhile(self);
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Chat {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Whether a terminal shows what is typed.
+fn echoes(terminal: &File) -> bool {
+    let modes = tcgetattr(terminal).unwrap().local_modes;
+    modes.contains(LocalModes::ECHO | LocalModes::ICANON)
+}
+
+#[test]
+fn keys_typed_during_an_answer_are_the_next_line_and_not_in_the_answer() {
+    let mut chat = Chat::start("1000");
+    chat.asks("Hello");
+    chat.types(TYPED);
+    let history = chat.cache.path().join("chat_history");
+    let lines = format!("Hello\n{TYPED}\n");
+    chat.wait("the next line", |_| fs::read_to_string(&history).is_ok_and(|text| text == lines));
+    let line = format!("{TYPED}\r\n");
+    chat.wait("the line on the screen", |chat| chat.shown().contains(&line));
+    let shown = chat.shown();
+    let (before, _) = shown.split_once(&line).unwrap();
+    let prompt = before.rsplit('\n').next().map(|prompt| prompt.replace('\r', ""));
+    assert_eq!(prompt.as_deref(), Some("> "), "{shown:?}");
+    assert!(!before.contains("TYPED"), "{shown:?}");
+}
+
+#[test]
+fn the_terminal_is_restored_at_the_end() {
+    let mut chat = Chat::start("1000");
+    chat.asks("Hello");
+    assert!(!echoes(&chat.terminal));
+    chat.types("/exit");
+    assert_eq!(chat.ended(|_| ()).code(), Some(0));
+    assert!(echoes(&chat.terminal));
+}
+
+#[test]
+fn the_terminal_is_restored_after_interrupts() {
+    let mut chat = Chat::start("3900");
+    chat.asks("Hello");
+    // Ctrl-S stops the output, so that the program cannot see that it shall stop: the second interrupt ends it.
+    chat.keyboard.write_all(b"\x13").unwrap();
+    let interrupt = |chat: &Chat| {
+        let id = chat.process.id().to_string();
+        // The process may have ended.
+        let _ = Command::new("kill").args(["-INT", &id]).status().unwrap();
+    };
+    assert_eq!(chat.ended(interrupt).code(), Some(130));
+    assert!(echoes(&chat.terminal));
+}
