@@ -30,8 +30,8 @@ use dsrun_core::{
         Argument, Arguments, BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan,
         Support, WeightDesc,
     },
+    lowered_region::LoweredPlan,
     op::Op,
-    region::LoweredPlan,
 };
 use dsrun_cpu::CpuBackend;
 use kept::KeptWeight;

@@ -1,6 +1,6 @@
 //! A case: a call with its inputs and expected results.
 
-use crate::{gate::Gate, oracle::Real, tensor::Tensor};
+use crate::{gate::Gate, real::Real, tensor::Tensor};
 use dsrun_core::{DType, WeightType, op::Op};
 
 /// One call, or for collectives one call per rank.

@@ -4,6 +4,9 @@
 //! |---|---|
 //! | [`oracle`] | a second implementation of every op, in plain scalar f64, written from its documentation |
 //! | [`gate`] | the allowed difference between device and oracle, with the derivation of each bound |
+//! | [`verdict`] | the comparison of a result with the expected one |
+//! | [`real`] | a float result of the oracle, with the sizes that its error scales with |
+//! | [`float`](mod@float) | rounding to storage types |
 //! | [`case`](mod@case) | a call with its inputs and expected results |
 //! | [`cases`] | the case tables, one file per op family |
 //! | [`checks`] | checks of behaviour that takes more than one call |
@@ -22,11 +25,14 @@ pub mod case;
 pub mod cases;
 pub mod checks;
 pub mod draw;
+pub mod float;
 pub mod gate;
 pub mod oracle;
 pub mod program;
 pub mod random;
+pub mod real;
 pub mod runner;
 pub mod subject;
 pub mod suite;
 pub mod tensor;
+pub mod verdict;

@@ -1,7 +1,7 @@
 //! Seeded random numbers for the case tables. A seed gives the same numbers on every machine and in every version, so that the
 //! id of a case determines its values.
 
-use crate::{oracle::float, tensor::Tensor};
+use crate::{float, tensor::Tensor};
 use dsrun_core::DType;
 
 /// A stream of random numbers: SplitMix64.

@@ -19,7 +19,7 @@ pub mod lowering;
 
 use crate::{
     case::Case,
-    gate::{Verdict, Worst},
+    verdict::{Verdict, Worst},
 };
 use call::{CallRun, Stop};
 use dsrun_core::{

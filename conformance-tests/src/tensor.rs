@@ -1,6 +1,6 @@
 //! Tensors in host memory, as the bits of their elements.
 
-use crate::oracle::float;
+use crate::float;
 use dsrun_core::DType;
 use std::cell::Cell;
 

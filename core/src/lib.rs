@@ -13,25 +13,21 @@
 //! | [`device`] | backends, devices, memory, streams |
 //! | [`kernels`] | planning and running ops |
 //! | [`checked`] | the checks in front of every backend |
+//! | [`lowered_region`] | running a fused op as its body |
 //! | [`graph`] | capturing and replaying bound calls |
 //! | [`host_memory`] | how much memory the host has left |
 //! | [`collective`] | groups of ranks; collectives over host memory |
 //! | [`registry`] | the backends of this process |
 
 pub mod cache_row;
-pub mod checked;
 pub mod collective;
-pub mod device;
 mod dtype;
 mod error;
 mod format;
-pub mod graph;
+mod hal;
 pub mod host_memory;
-pub mod kernels;
-pub mod op;
+mod ir;
 pub mod placement;
-pub mod program;
-pub mod region;
 pub mod registry;
 mod tensor;
 mod weight;
@@ -42,5 +38,7 @@ pub use format::{
     Affine, BlockFormat, GroupBits, GroupFormat, GroupOffset, GroupRow, GroupSize, ScaleType, WeightFormat,
     six_bit_factors,
 };
+pub use hal::{checked, device, graph, kernels, lowered_region};
+pub use ir::{op, program, region};
 pub use tensor::{Size, TensorDesc, TensorType};
 pub use weight::{BytesReader, WeightExpr, WeightReader, WeightType};

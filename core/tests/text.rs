@@ -114,7 +114,7 @@ fn whitespace_is_ignored() {
 
 #[test]
 fn the_documented_text_is_valid() {
-    let source = include_str!("../src/program/text.rs");
+    let source = include_str!("../src/ir/program/text.rs");
     let (_, text) = source.split_once("//! ```text\n").unwrap();
     let (text, _) = text.split_once("//! ```\n").unwrap();
     let text: String =

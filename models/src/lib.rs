@@ -23,6 +23,7 @@
 pub mod chat;
 pub mod config;
 mod declare;
+mod error;
 pub mod export;
 mod families;
 pub mod fetch;

@@ -4,9 +4,9 @@
 //! that no tensor of the file is left over, and that the tokenizer fits the embedding. So a model that opens is a model
 //! that runs, and one that does not says why in terms of its files.
 
-mod error;
 mod tensors;
 
+pub use crate::error::ModelError;
 use crate::{
     chat::ChatTemplate,
     config::{DecoderConfig, Quantisation},
@@ -27,7 +27,6 @@ use crate::{
     weights::{RandomSource, TensorSource},
 };
 use dsrun_core::{WeightFormat, program::Program};
-pub use error::ModelError;
 use std::{
     fs::File,
     io::Read,

@@ -26,7 +26,7 @@ mod mxfp4;
 
 use crate::{
     config::Quantisation,
-    model::ModelError,
+    error::ModelError,
     safetensors_file::{SafetensorsFiles, SafetensorsTensor},
     weights::TensorSource,
 };

@@ -1,6 +1,6 @@
 //! From an op to its function.
 
-use crate::weight::Weight;
+use crate::{failure::Failure, weight::Weight};
 use dsrun_core::{
     Error, Result, WeightReader,
     kernels::{PackedLayout, WeightDesc},
@@ -8,24 +8,6 @@ use dsrun_core::{
 };
 use dsrun_host::{Compute, Frame, Host};
 use std::fmt::Debug;
-
-/// Why an op could not run: an error of dsrun or of candle.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
-    #[error(transparent)]
-    Dsrun(#[from] Error),
-    #[error("candle: {0}")]
-    Candle(#[from] candle_core::Error),
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Dsrun(error) => error,
-            Failure::Candle(error) => Self::internal(format!("candle: {error}")),
-        }
-    }
-}
 
 /// An op the reference runs: `impl Kernel for RmsNorm` is the formula of [`dsrun_core::op::RmsNorm`].
 pub(crate) trait Kernel: Debug + Send + Sync {

@@ -10,12 +10,14 @@
 //! | module | holds |
 //! |---|---|
 //! | `backend` | the backend |
+//! | `failure` | errors of dsrun and of candle |
 //! | `kernels` | from an op to its function |
 //! | `ops` | one file per op family, as in `dsrun_core::op` |
 //! | `tensor` | operands as tensors, and tensors as results |
 //! | `weight` | decoded weights |
 
 mod backend;
+mod failure;
 mod kernels;
 mod ops;
 mod tensor;

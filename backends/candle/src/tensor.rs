@@ -1,6 +1,6 @@
 //! Operands as candle tensors, and candle tensors as results.
 
-use crate::kernels::Failure;
+use crate::failure::Failure;
 use bytemuck::{NoUninit, cast_slice};
 use candle_core::{DType as CandleType, Device, Tensor, WithDType};
 use dsrun_core::{DType, Error};

@@ -19,8 +19,8 @@ pub(crate) struct Scratch {
     pub(crate) outputs: Vec<f32>,
     /// The sequence each row of a step belongs to.
     pub(crate) owners: Vec<u32>,
-    /// Runs of rows that attention works on at a time.
-    pub(crate) tiles: Vec<crate::ops::attention::Tile>,
+    /// The tiles of a call of attention.
+    pub(crate) tiles: Vec<Tile>,
     /// What attention computed for segments of keys.
     pub(crate) partials: Vec<f32>,
 }
@@ -29,6 +29,14 @@ impl Scratch {
     pub(crate) fn new(threads: usize) -> Self {
         Self { lanes: (0..threads.max(1)).map(|_| Lane::default()).collect(), ..Self::default() }
     }
+}
+
+/// Consecutive query rows of one sequence, which attention works on at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile {
+    pub(crate) first_row: usize,
+    pub(crate) rows: usize,
+    pub(crate) sequence: usize,
 }
 
 /// Scratch memory of one thread.
@@ -128,7 +136,7 @@ pub(crate) struct Worker<'a> {
     pub(crate) inputs: &'a mut Vec<f32>,
     pub(crate) outputs: &'a mut Vec<f32>,
     pub(crate) owners: &'a mut Vec<u32>,
-    pub(crate) tiles: &'a mut Vec<crate::ops::attention::Tile>,
+    pub(crate) tiles: &'a mut Vec<Tile>,
     pub(crate) partials: &'a mut Vec<f32>,
 }
 

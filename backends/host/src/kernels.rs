@@ -3,15 +3,16 @@
 use crate::{
     collective::{self, Exchange, Staging},
     host::Host,
-    memory::{ALIGNMENT, PackedMemory, reserve},
-    stream::{HostStream, locate},
+    memory::{ALIGNMENT, PackedMemory, locate, reserve},
+    stream::HostStream,
     view::{Frame, Views},
+    weight::HostWeight,
 };
 use dsrun_core::{
-    Error, Result, WeightReader, WeightType,
+    Error, Result, WeightReader,
     checked::{ValidArguments, ValidCall},
     collective::host::HostComm,
-    device::{BufferSlice, MemoryKind, MemoryReservation, Stream},
+    device::{BufferSlice, MemoryKind, Stream},
     kernels::{
         BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
         check_packed_range,
@@ -166,7 +167,7 @@ impl<C: Compute> Kernels for HostKernels<C> {
         HostStream::check(stream, host)?;
         let reservation = reserve(&host.account, compute.layout(weight)?.bytes)?;
         let packed = compute.pack(weight, rows, host)?;
-        Ok(Arc::new(HostWeight { packed, memory: None, _reservation: Some(reservation) }))
+        Ok(Arc::new(HostWeight::own(packed, reservation)))
     }
 
     fn copy_packed(
@@ -184,7 +185,7 @@ impl<C: Compute> Kernels for HostKernels<C> {
                 format!("is {} bytes, but the packed weight has {}", destination.bytes, own.bytes());
             return Err(Error::invalid(message).at("destination").field("bytes"));
         }
-        if own.memory.as_ref().is_some_and(|memory| memory.overlaps(destination)) {
+        if own.overlaps(destination) {
             return Err(Error::invalid("overlaps the weight").at("destination"));
         }
         let (_buffer, pointer) = locate(destination, host).map_err(|error| error.at("destination"))?;
@@ -192,7 +193,7 @@ impl<C: Compute> Kernels for HostKernels<C> {
         // SAFETY: the range was just found in a live buffer of this device, whose lock is held, and it is not the memory of the
         // weight.
         let out = unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), destination.bytes) };
-        compute.image(&own.packed, out)
+        compute.image(own.packed(), out)
     }
 
     fn adopt(&self, weight: &WeightDesc, memory: &BufferSlice) -> Result<Arc<dyn PackedWeight>> {
@@ -203,37 +204,12 @@ impl<C: Compute> Kernels for HostKernels<C> {
             return Err(Error::invalid("is not device memory").at("memory"));
         }
         let packed = compute.adopt(weight, PackedMemory::new(memory, host)?)?;
-        Ok(Arc::new(HostWeight { packed, memory: Some(memory.clone()), _reservation: None }))
+        Ok(Arc::new(HostWeight::adopted(packed, memory.clone())))
     }
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         let implementation = self.implementation(call)?;
         Ok(Arc::new(HostPlan { shared: self.0.clone(), call: call.clone(), implementation }))
-    }
-}
-
-/// A packed weight, counted in its device's account.
-#[derive(Debug)]
-pub(crate) struct HostWeight<W> {
-    packed: W,
-    /// The memory of an adopted weight, which is counted as that of its buffer.
-    memory: Option<BufferSlice>,
-    _reservation: Option<MemoryReservation>,
-}
-
-impl<W> HostWeight<W> {
-    pub(crate) fn packed(&self) -> &W {
-        &self.packed
-    }
-}
-
-impl<W: PackedWeight> PackedWeight for HostWeight<W> {
-    fn weight_type(&self) -> &WeightType {
-        self.packed.weight_type()
-    }
-
-    fn bytes(&self) -> usize {
-        self.packed.bytes()
     }
 }
 

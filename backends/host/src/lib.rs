@@ -24,6 +24,7 @@
 //! | `stream` | streams and events |
 //! | `graph` | lists of calls that run without leaving the pool |
 //! | `view` | operands as slices of rows |
+//! | `weight` | packed weights |
 //! | `kernels` | query, prepack, plan, bind, enqueue |
 //! | `collective`, `pages`, `step` | the ops that run here |
 //! | `philox` | the random numbers of `sample` |
@@ -39,6 +40,7 @@ mod philox;
 mod step;
 mod stream;
 mod view;
+mod weight;
 
 pub use device::{device_info, open};
 pub use host::Host;

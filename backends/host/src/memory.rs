@@ -1,6 +1,6 @@
 //! Buffers in host memory.
 
-use crate::{host::Host, stream::locate};
+use crate::host::Host;
 use dsrun_core::{
     Code, Error, Result,
     device::{Buffer, BufferSlice, MemoryAccount, MemoryKind, MemoryReservation},
@@ -166,4 +166,12 @@ impl fmt::Debug for HostBuffer {
             .field("kind", &self.kind)
             .finish_non_exhaustive()
     }
+}
+
+/// The buffer of a slice and the address where the slice starts, if the slice lies in a buffer of the device handle `host`.
+pub(crate) fn locate(slice: &BufferSlice, host: &Arc<Host>) -> Result<(Arc<HostBuffer>, NonNull<u8>)> {
+    let buffer = slice.own_buffer(|buffer: &HostBuffer| Arc::ptr_eq(buffer.device(), host))?;
+    // SAFETY: the offset was just found to be inside the buffer, or at its end.
+    let pointer = unsafe { buffer.pointer().add(slice.offset) };
+    Ok((buffer, pointer))
 }

@@ -1,6 +1,6 @@
 //! Streams and events. Work is done when it is enqueued, so there is never anything to wait for.
 
-use crate::{host::Host, memory::HostBuffer};
+use crate::{host::Host, memory::locate};
 use dsrun_core::{
     Error, Result,
     device::{BufferSlice, Event, Stream},
@@ -35,14 +35,6 @@ impl HostStream {
     fn range(&self, slice: &BufferSlice, name: &str) -> Result<NonNull<u8>> {
         locate(slice, &self.host).map(|(_, pointer)| pointer).map_err(|error| error.at(name))
     }
-}
-
-/// The buffer of a slice and the address where the slice starts, if the slice lies in a buffer of the device handle `host`.
-pub(crate) fn locate(slice: &BufferSlice, host: &Arc<Host>) -> Result<(Arc<HostBuffer>, NonNull<u8>)> {
-    let buffer = slice.own_buffer(|buffer: &HostBuffer| Arc::ptr_eq(buffer.device(), host))?;
-    // SAFETY: the offset was just found to be inside the buffer, or at its end.
-    let pointer = unsafe { buffer.pointer().add(slice.offset) };
-    Ok((buffer, pointer))
 }
 
 fn equal_lengths(source: usize, destination: usize) -> Result<()> {

@@ -8,7 +8,11 @@
 //! 2. A frame holds the lock of its device, so nothing else reads or writes the device's buffers while it lives.
 //! 3. A result is handed out once, and an operand that is updated in place only as the result.
 
-use crate::{host::Host, kernels::HostWeight, memory::HostBuffer, stream::locate};
+use crate::{
+    host::Host,
+    memory::{HostBuffer, locate},
+    weight::HostWeight,
+};
 use bytemuck::Pod;
 use dsrun_core::{
     DType, Error, Result, TensorDesc, TensorType,

@@ -407,7 +407,7 @@ fn with_integers(weight: &mut Weight, mut byte: impl FnMut(usize) -> u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::{Numbers, judge};
+    use crate::verdict::{Numbers, judge};
 
     /// The elements of a tensor operand.
     fn values(operand: &Option<Operand>) -> Option<&Tensor> {

@@ -1,9 +1,9 @@
 //! The result of a case, as workers send it to the parent and as reports show it.
 
 use crate::{
-    gate::{self, Verdict},
     runner::{Report, Status},
     suite::{Group, Item},
+    verdict::{self, Verdict},
 };
 use serde::{Deserialize, Serialize};
 
@@ -201,7 +201,7 @@ pub(crate) fn failures(records: &[Record]) -> Vec<&Record> {
 fn worst(verdicts: &[(String, Verdict)]) -> Option<WorstElement> {
     let all = verdicts.iter().filter_map(|(name, verdict)| Some((name, verdict.worst.as_ref()?)));
     let (result, worst) = all.max_by(|(_, a), (_, b)| a.ratio.total_cmp(&b.ratio))?;
-    let gate::Worst { index, found, expected, limit, ratio } = worst.clone();
+    let verdict::Worst { index, found, expected, limit, ratio } = worst.clone();
     Some(WorstElement {
         result: result.clone(),
         index,
@@ -214,7 +214,7 @@ fn worst(verdicts: &[(String, Verdict)]) -> Option<WorstElement> {
 
 fn mean_square(verdicts: &[(String, Verdict)]) -> Option<MeanSquare> {
     let all = verdicts.iter().filter_map(|(name, verdict)| Some((name, verdict.mean_square?)));
-    let share = |mean: &gate::MeanSquare| mean.value / mean.limit;
+    let share = |mean: &verdict::MeanSquare| mean.value / mean.limit;
     let (result, mean) = all.max_by(|(_, a), (_, b)| share(a).total_cmp(&share(b)))?;
     Some(MeanSquare { result: result.clone(), value: Number(mean.value), limit: Number(mean.limit) })
 }

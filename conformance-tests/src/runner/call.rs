@@ -3,9 +3,9 @@
 use super::image::{Content, Image, Role, Scratch, describe, poison};
 use crate::{
     case::{CallCase, Element, Expected, Operand, Weight},
-    gate::{self, Numbers, Verdict},
-    oracle::float,
+    float,
     tensor::Tensor,
+    verdict::{self, Numbers, Verdict},
 };
 use dsrun_core::{
     BytesReader, Code, DType, Error, TensorDesc,
@@ -246,7 +246,7 @@ pub(crate) fn judge(
     }
     let properties = device.properties();
     let numbers = Numbers { strict_nan: properties.strict_nan, flushed: properties.flushed.clone() };
-    Ok(gate::judge(desc.dtype, &desc.shape, expected, found, before, &numbers))
+    Ok(verdict::judge(desc.dtype, &desc.shape, expected, found, before, &numbers))
 }
 
 /// All tensors of a call, each once, with the name and, for results, the index.

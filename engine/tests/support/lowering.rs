@@ -7,8 +7,8 @@ use dsrun_core::{
     checked::{CheckedPlan, ValidCall},
     device::{Buffer, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
     kernels::{Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
+    lowered_region::LoweredPlan,
     op::Op,
-    region::LoweredPlan,
 };
 use std::sync::{Arc, Mutex};
 

@@ -1,6 +1,6 @@
 //! Groups of ranks across the ABI. A plugin without a collective library uses the transport of the host.
 
-use super::{decode, export::host_table::HostTable, prefix, raw::*, status};
+use super::{decode, host_table::HostTable, prefix, raw::*, status};
 use dsrun_core::{
     DType, Error, Result,
     collective::{

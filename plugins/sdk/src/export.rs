@@ -7,7 +7,6 @@
 mod device;
 mod diagnose;
 mod group;
-pub(super) mod host_table;
 mod log;
 mod objects;
 mod op;
@@ -15,9 +14,12 @@ mod prepare;
 mod stream;
 mod table;
 
-use super::{prefix, raw::*};
+use super::{
+    host_table::{HOST, HostTable, returned},
+    prefix,
+    raw::*,
+};
 use dsrun_core::{Code, Error, Result, device::Backend};
-use host_table::{HOST, HostTable, returned};
 use std::{
     ptr,
     sync::{Arc, LazyLock, Mutex},

@@ -40,6 +40,7 @@ mod encode;
 mod export;
 mod extension;
 mod host;
+mod host_table;
 pub mod layout;
 mod loader;
 mod prefix;

@@ -4,6 +4,7 @@ mod backends;
 mod bench;
 mod eval;
 mod generate;
+mod lengths;
 mod models;
 mod names;
 mod plan;
@@ -21,11 +22,12 @@ pub(crate) use bench::{
 use clap::{Parser, Subcommand};
 pub(crate) use eval::{Eval, EvalCommand, Perplexity};
 pub(crate) use generate::{Chat, Generate};
+pub(crate) use lengths::Lengths;
 pub(crate) use models::{Inspect, Logits, Models, ModelsCommand, Pull};
 pub(crate) use names::{command as command_line, parse};
 pub(crate) use plan::Plan;
 pub(crate) use quantize::Quantize;
-pub(crate) use serve::Serve;
+pub(crate) use serve::{AccessLog, Serve, ServeSettings};
 pub(crate) use setup::{
     CacheDtype, DeviceArguments, DevicesArguments, Dtype, EngineArguments, LauncherName, ModelArguments,
     SamplingArguments, SpeculationArguments, Weights, mesh, policy, shard_policy,

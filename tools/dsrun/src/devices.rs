@@ -2,8 +2,7 @@
 
 use crate::{
     arguments::{DeviceArguments, DevicesArguments},
-    find_backend::find_backend,
-    session::registry,
+    find_backend::{find_backend, registry},
     terminal::Terminal,
 };
 use anyhow::{Context, Result, bail};

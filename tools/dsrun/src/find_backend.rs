@@ -1,9 +1,8 @@
 //! Finds the backend that `--backend` names: a linked one or a plugin. The error for a missing backend lists the searched
 //! places and the commands that install it.
 
-use crate::session::registry;
 use anyhow::{Context, Result, anyhow};
-use dsrun_core::device::Backend;
+use dsrun_core::{device::Backend, registry::Registry};
 use dsrun_plugin_sdk::discovery::{Origin, PlaceOutcome, Places, Report, discover};
 use std::{
     cmp::Reverse,
@@ -14,6 +13,13 @@ use tracing::info;
 
 /// The source folder that this program was built from. It need not exist where the program runs.
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// The backends that are linked into this program.
+pub(crate) fn registry() -> Result<Registry> {
+    let mut registry = Registry::new();
+    registry.register(Arc::new(dsrun_cpu::CpuBackend::new()))?;
+    Ok(registry)
+}
 
 /// Finds a backend by name, or [the default](default_backend) without a name. A path names the manifest or the library of a plugin.
 pub(crate) fn find_backend(name: Option<&str>) -> Result<Arc<dyn Backend>> {

@@ -13,7 +13,7 @@ use crate::{
     terminal::{FetchBar, Terminal},
 };
 use anyhow::{Context, Result, anyhow, bail};
-use dsrun_core::{Code, DType, WeightFormat, device::Device, registry::Registry};
+use dsrun_core::{Code, DType, WeightFormat, device::Device};
 use dsrun_engine::{
     Engine, EngineOptions, EnginePlan, GenerateOptions, HostCacheForecast, Pipeline, Precision, PrefixStore,
     SamplingOptions, Speculation, StreamForecast, calibrate, calibration_sequences,
@@ -28,13 +28,6 @@ use std::{sync::Arc, thread::available_parallelism, time::Instant};
 
 /// The seed of random weights.
 const RANDOM_SEED: u64 = 0;
-
-/// The backends that are linked into this program.
-pub(crate) fn registry() -> Result<Registry> {
-    let mut registry = Registry::new();
-    registry.register(Arc::new(dsrun_cpu::CpuBackend::new()))?;
-    Ok(registry)
-}
 
 /// An offline device: the backend compiles kernels for a device that this machine does not have.
 pub(crate) fn describe_device(arguments: &DeviceArguments, name: &str) -> Result<Arc<dyn Device>> {

@@ -1,5 +1,5 @@
-//! The step `rooms`: checks module layering, import cycles and file lengths. A room is a module directly below one of the folders
-//! in [`FOLDERS`].
+//! The step `rooms`: checks module layering, import cycles and file lengths. A room is a module directly below the `src` of a package,
+//! or below one of the folders in [`FOLDERS`].
 //!
 //! - An import cycle has at most [`CIRCLE_FILES`] files of a crate.
 //! - The rooms of a folder have no import cycles, and import only from the same or lower levels of the folder's order.
@@ -45,8 +45,9 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     for folder in &folders {
         let imports = imports_of_package(workspace.root(), folder)?;
         problems.extend(circle_problems(folder, &imports, LARGE_CIRCLES));
-        for rules in FOLDERS.iter().filter(|rules| rules.package() == Some(folder)) {
-            problems.extend(room_problems(rules, &imports, MIXED_FOLDERS));
+        let source = format!("{folder}/src");
+        for rules in folders_of(folder, &source) {
+            problems.extend(room_problems(&rules, &imports, MIXED_FOLDERS));
         }
     }
     let top: BTreeSet<&str> = folders.iter().filter_map(|folder| folder.split('/').next()).collect();
@@ -57,6 +58,16 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     problems.extend(missing_files(workspace.root(), LONG_FILES));
     fail_on(&problems, "the rules for rooms are broken; they are in tools/xtask/src/rooms/table.rs")?;
     Ok(format!("{files} source files of {} packages keep the rules for rooms", folders.len()))
+}
+
+/// The folders of a package that have rooms: those of the table, and always `source`.
+fn folders_of<'a>(package: &str, source: &'a str) -> Vec<Folder<'a>> {
+    let mut folders: Vec<Folder<'a>> =
+        FOLDERS.iter().filter(|rules| rules.package() == Some(package)).copied().collect();
+    if !folders.iter().any(|rules| rules.folder == source) {
+        folders.push(Folder { folder: source, order: &[] });
+    }
+    folders
 }
 
 /// The imports between the source files of a package, with paths relative to the root of the repository.
@@ -106,7 +117,7 @@ fn circle_problems(folder: &str, imports: &[Import], exceptions: &[(&str, usize)
 }
 
 /// Reports imports between rooms of a folder that violate the order or form a cycle.
-fn room_problems(rules: &Folder, imports: &[Import], exceptions: &[&str]) -> Vec<String> {
+fn room_problems(rules: &Folder<'_>, imports: &[Import], exceptions: &[&str]) -> Vec<String> {
     let between: Vec<(&str, &str, &Import)> = imports
         .iter()
         .filter_map(|import| Some((rules.room_of(&import.from)?, rules.room_of(&import.to)?, import)))
@@ -264,7 +275,7 @@ mod tests {
         assert!(circle_problems("house", &ring(6), &exceptions)[0].contains("remove the entry"));
     }
 
-    const RULES: Folder =
+    const RULES: Folder<'static> =
         Folder { folder: "house/src", order: &[&["cellar"], &["hall", "stairs"], &["roof"]] };
 
     #[test]
@@ -317,6 +328,16 @@ mod tests {
         {
             assert!(problems[0].contains(part), "{}", problems[0]);
         }
+    }
+
+    #[test]
+    fn the_rooms_of_a_package_without_an_entry_are_checked() {
+        let found = |package, source| -> Vec<(&str, usize)> {
+            folders_of(package, source).iter().map(|folder| (folder.folder, folder.order.len())).collect()
+        };
+        assert_eq!(found("house", "house/src"), [("house/src", 0)]);
+        let core = found("core", "core/src");
+        assert!(core.len() == 1 && core[0].1 > 1, "{core:?}");
     }
 
     #[test]

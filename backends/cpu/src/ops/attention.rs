@@ -15,7 +15,7 @@ use crate::{
     kernel::Kernel,
     lanes::InstructionSet,
     packed::temporary::Elements,
-    parallel::Worker,
+    parallel::{Tile, Worker},
 };
 use dsrun_core::{
     DType, Error, Result,
@@ -31,14 +31,6 @@ const TILE_ROWS: usize = 32;
 
 /// The owner of rows that belong to no sequence.
 const NO_SEQUENCE: u32 = u32::MAX;
-
-/// Consecutive query rows of one sequence.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tile {
-    first_row: usize,
-    rows: usize,
-    sequence: usize,
-}
 
 /// The rows and keys of a sequence.
 #[derive(Clone, Copy, Debug)]

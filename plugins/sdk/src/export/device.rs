@@ -2,12 +2,16 @@
 
 use super::{
     diagnose, group,
-    host_table::{host, returned, value_or},
     objects::{give_back, hand_out, object},
     op, stream,
     table::{backend, table},
 };
-use crate::{decode, prefix, raw::*};
+use crate::{
+    decode,
+    host_table::{host, returned, value_or},
+    prefix,
+    raw::*,
+};
 use dsrun_core::{
     Error,
     device::{Backend, Buffer, Device, DeviceInfo, DeviceProperties, Flushed},

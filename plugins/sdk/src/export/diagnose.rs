@@ -1,11 +1,15 @@
 //! The lookup of extensions, and the shims of the extension `diagnose`.
 
 use super::{
-    host_table::{host, returned},
     prepare::PREPARE,
     table::{backend, table},
 };
-use crate::{extension, prefix, raw::*};
+use crate::{
+    extension,
+    host_table::{host, returned},
+    prefix,
+    raw::*,
+};
 use dsrun_core::Error;
 use std::{ffi::c_void, ptr};
 

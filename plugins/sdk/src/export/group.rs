@@ -1,12 +1,16 @@
 //! Shims of graphs and collectives.
 
 use super::{
-    host_table::{returned, value_or},
     objects::{Object, exclusive, give_back, hand_out, object, with_stream},
     op::SharedCall,
     table::table,
 };
-use crate::{decode, prefix, raw::*};
+use crate::{
+    decode,
+    host_table::{returned, value_or},
+    prefix,
+    raw::*,
+};
 use dsrun_core::{
     Error, Result,
     collective::{Collective, Comm, GroupId},

@@ -2,8 +2,10 @@
 //!
 //! A library has its own copy of `tracing` without a subscriber, so its events would be lost.
 
-use super::host_table::HostTable;
-use crate::raw::{DSR_LOG_DEBUG, DSR_LOG_ERROR, DSR_LOG_INFO, DSR_LOG_WARN};
+use crate::{
+    host_table::HostTable,
+    raw::{DSR_LOG_DEBUG, DSR_LOG_ERROR, DSR_LOG_INFO, DSR_LOG_WARN},
+};
 use std::fmt::{Debug, Write};
 use tracing::{
     Event, Level, Metadata, Subscriber,

@@ -1,7 +1,6 @@
 //! The objects behind handles.
 
-use super::host_table::value_or;
-use crate::{decode, raw::*};
+use crate::{decode, host_table::value_or, raw::*};
 use dsrun_core::{
     Code, Error, Result,
     device::{Buffer, Device, Stream},

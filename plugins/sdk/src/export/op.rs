@@ -1,12 +1,17 @@
 //! Shims of ops: weights, plans and bound calls.
 
 use super::{
-    host_table::{HostTable, host, returned, value_or},
     objects::{Object, Ours, exclusive, give_back, hand_out, object, with_stream},
     stream::range,
     table::table,
 };
-use crate::{comm::GivenTransport, decode, prefix, raw::*};
+use crate::{
+    comm::GivenTransport,
+    decode,
+    host_table::{HostTable, host, returned, value_or},
+    prefix,
+    raw::*,
+};
 use dsrun_core::{
     Error, Result, WeightReader, WeightType,
     checked::{CheckedPlan, ValidCall},

@@ -1,11 +1,10 @@
 //! The shim of the extension `prepare`, which opens offline devices.
 
 use super::{
-    host_table::returned,
     objects::hand_out,
     table::{backend, table},
 };
-use crate::{prefix, raw::*};
+use crate::{host_table::returned, prefix, raw::*};
 
 pub(super) const PREPARE: dsr_prepare_api = table!(dsr_prepare_api { device_describe });
 

@@ -1,11 +1,10 @@
 //! Shims of streams and events.
 
 use super::{
-    host_table::returned,
     objects::{Object, Ours, give_back, hand_out, object, with_stream},
     table::table,
 };
-use crate::{decode, prefix, raw::*};
+use crate::{decode, host_table::returned, prefix, raw::*};
 use dsrun_core::{
     Result,
     device::{BufferSlice, Device, Event, Stream},

@@ -1,10 +1,10 @@
 //! Arguments of `dsrun bench`.
 
 use super::{
+    lengths::Lengths,
     setup::{DevicesArguments, Dtype, EngineArguments, ModelArguments, SetupArguments, SpeculationArguments},
     values::{MemorySize, at_least_two, positive, share},
 };
-use crate::commands::bench::Lengths;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 

@@ -1,7 +1,9 @@
 //! Arguments of `dsrun serve`.
 
-use crate::serve::ServeSettings;
+mod settings;
+
 use clap::Args;
+pub(crate) use settings::{AccessLog, ServeSettings};
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]

@@ -1,7 +1,7 @@
 //! `dsrun backends`: lists the backends and their devices. Plugins are loaded only with `--explain`, in processes of their own.
 
 use super::{print, print_json};
-use crate::{arguments::Backends, probe, session::registry};
+use crate::{arguments::Backends, find_backend::registry, probe};
 use anyhow::Result;
 use dsrun_core::device::{Backend, DeviceInfo};
 use dsrun_engine::Bytes;

@@ -19,7 +19,6 @@ use crate::{
     terminal::Terminal,
 };
 use anyhow::Result;
-pub(crate) use serve::Lengths;
 
 pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
     match &command.command {

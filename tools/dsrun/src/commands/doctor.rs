@@ -6,7 +6,11 @@
 mod links;
 
 use super::{print, print_json};
-use crate::{arguments::Doctor, find_backend::find_backend, probe, session::registry};
+use crate::{
+    arguments::Doctor,
+    find_backend::{find_backend, registry},
+    probe,
+};
 use anyhow::{Context, Result, bail, ensure};
 use dsrun_core::{
     DType, TensorDesc,

@@ -5,11 +5,11 @@ mod signals;
 use crate::{
     arguments::{
         CacheDtype, DeviceArguments, DevicesArguments, Dtype, EngineArguments, ModelArguments, Serve,
-        SpeculationArguments, Weights, mesh, policy, shard_policy,
+        ServeSettings, SpeculationArguments, Weights, mesh, policy, shard_policy,
     },
     commands::print,
     devices::{Devices, launch, open_replica, open_replicas},
-    serve::{Loaded, Replicas, ServeSettings, Server, Supervisor, app},
+    serve::{Loaded, Replicas, Server, Supervisor, app},
     session::{
         engine_options,
         fit::{self, Given},

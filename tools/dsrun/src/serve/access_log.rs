@@ -1,6 +1,7 @@
 //! Ids of requests, and a line for each request in the access log.
 
 use super::{app::App, connections::Peer};
+use crate::arguments::AccessLog;
 use axum::{
     body::Body,
     extract::State,
@@ -8,8 +9,6 @@ use axum::{
     middleware::Next,
     response::Response,
 };
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
     io::Write,
@@ -20,19 +19,6 @@ use std::{
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The most bytes of an id that a client gives.
 const MAX_ID: usize = 128;
-
-/// The form of the access log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum AccessLog {
-    /// There is none.
-    #[default]
-    Off,
-    /// A line of text for each request.
-    Text,
-    /// A JSON object in a line for each request.
-    Json,
-}
 
 /// Gives every request an id, which the response has, and logs the request when its response begins.
 pub(super) async fn identify(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {

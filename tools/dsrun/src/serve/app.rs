@@ -2,7 +2,6 @@
 
 use super::{
     access::{ApiKeys, ClientId, RateLimit},
-    access_log::AccessLog,
     budget::Budget,
     error::ApiError,
     grammar::Grammars,
@@ -15,6 +14,7 @@ use super::{
     traces::Traces,
     unsent::Unsent,
 };
+use crate::arguments::AccessLog;
 use axum::http::Request;
 use dsrun_engine::{SamplingOptions, service::ServiceError};
 use dsrun_models::{chat::ChatTemplate, model::Model, tokenizer::Tokenizer};

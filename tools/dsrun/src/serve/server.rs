@@ -1,7 +1,6 @@
 //! The server from its start to its end.
 
 use super::{
-    ServeSettings,
     access::{ApiKeys, RateLimit},
     app::App,
     connections::{self, ConnectionLimits},
@@ -13,6 +12,7 @@ use super::{
     traces::Traces,
     unsent::Unsent,
 };
+use crate::arguments::ServeSettings;
 use anyhow::{Context, Result, anyhow};
 use std::{future::Future, io::ErrorKind, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use tokio::{

@@ -8,7 +8,8 @@ use crate::{
     arguments::Abi,
     commands::{print, print_json},
     devices::Devices,
-    session::{engine_options, open_model, registry},
+    find_backend::registry,
+    session::{engine_options, open_model},
     terminal::Terminal,
 };
 use anyhow::{Context, Result, bail};

@@ -1,19 +1,17 @@
 //! `dsrun bench serve`: measures the latency and throughput of a server under load.
 
-mod lengths;
 mod load;
 mod plot;
 mod report;
 
 use super::prompts::words;
 use crate::{
-    arguments::BenchServe,
+    arguments::{BenchServe, Lengths},
     client::Client,
     commands::{print, print_json},
     terminal::Terminal,
 };
 use anyhow::{Context, Result, bail};
-pub(crate) use lengths::Lengths;
 use load::{Arrivals, Extent, Job, run_load};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 pub(super) use report::Run;

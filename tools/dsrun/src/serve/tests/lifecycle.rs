@@ -1,7 +1,10 @@
 //! Tests of disconnects, full queues, draining, panics and replicas.
 
 use super::support::{MODEL, PATIENCE, Running, Setup, completion, start, start_with, with};
-use crate::serve::{ServeSettings, Server, routes::around, server};
+use crate::{
+    arguments::ServeSettings,
+    serve::{Server, routes::around, server},
+};
 use axum::{Router, routing::get};
 use hyper::Method;
 use serde_json::{Value, json};

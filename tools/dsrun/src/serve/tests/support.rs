@@ -2,8 +2,9 @@
 
 use super::{encoder, model};
 use crate::{
+    arguments::ServeSettings,
     client::Client,
-    serve::{Loaded, Replicas, ServeSettings, Server, Supervisor, access::ApiKeys, app::App, server},
+    serve::{Loaded, Replicas, Server, Supervisor, access::ApiKeys, app::App, server},
 };
 use dsrun_core::device::{Backend, Device, DeviceOptions};
 use dsrun_engine::{

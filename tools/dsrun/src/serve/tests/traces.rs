@@ -1,7 +1,7 @@
 //! Tests of traces, with a collector in the test.
 
 use super::support::{PATIENCE, Setup, completion, question, start_with, with};
-use crate::serve::ServeSettings;
+use crate::arguments::ServeSettings;
 use axum::{Router, body::Bytes, routing::post};
 use opentelemetry_proto::tonic::{
     collector::trace::v1::ExportTraceServiceRequest,

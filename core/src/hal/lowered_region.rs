@@ -1,12 +1,12 @@
 //! Running a region as its body, call by call: for a device without a kernel for it, or as the reference for one with a kernel.
 
-use super::Region;
 use crate::{
     Error, Result,
     checked::{CheckedPlan, ValidArguments, ValidCall},
     device::{BufferSlice, Stream},
     kernels::{Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, Plan},
     op::{Op, OperandType},
+    region::Region,
     tensor::{Size, TensorDesc, TensorType},
 };
 use std::sync::Arc;

@@ -6,13 +6,13 @@ use std::{ptr, sync::OnceLock};
 
 /// The host of this copy of the crate. Every plugin has its own copy; a program that uses its own backends through the tables is
 /// its own host.
-pub(super) static HOST: OnceLock<HostTable> = OnceLock::new();
+pub(crate) static HOST: OnceLock<HostTable> = OnceLock::new();
 
 /// The functions of the host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostTable {
     host: *mut dsr_host,
-    pub(super) status_new: unsafe extern "C" fn(*mut dsr_host, *const dsr_error) -> *mut dsr_status,
+    pub(crate) status_new: unsafe extern "C" fn(*mut dsr_host, *const dsr_error) -> *mut dsr_status,
     status_get: unsafe extern "C" fn(*mut dsr_host, *const dsr_status, *mut dsr_error),
     status_free: unsafe extern "C" fn(*mut dsr_host, *mut dsr_status),
     text_set: unsafe extern "C" fn(*mut dsr_host, *mut dsr_text, dsr_str),
@@ -29,7 +29,7 @@ impl HostTable {
     ///
     /// # Safety
     /// The pointer is null or to a host's table.
-    pub(super) unsafe fn read(pointer: *const dsr_host_api) -> Option<Self> {
+    pub(crate) unsafe fn read(pointer: *const dsr_host_api) -> Option<Self> {
         // SAFETY: as the caller says.
         let table = unsafe { prefix::read(pointer) }.ok()?;
         if (table.abi_major, table.abi_minor) != (DSR_ABI_MAJOR, DSR_ABI_MINOR) {
@@ -46,7 +46,7 @@ impl HostTable {
     }
 
     /// Makes a status of the host from an error.
-    pub(super) fn error(&self, error: &Error) -> *mut dsr_status {
+    pub(crate) fn error(&self, error: &Error) -> *mut dsr_status {
         let description = status::describe(error);
         // SAFETY: a function of the host, and a description that lives during the call.
         unsafe { (self.status_new)(self.host, &raw const description) }
@@ -71,19 +71,19 @@ impl HostTable {
         })
     }
 
-    pub(super) fn set_text(&self, text: *mut dsr_text, value: &str) {
+    pub(crate) fn set_text(&self, text: *mut dsr_text, value: &str) {
         // SAFETY: a function of the host, its receiver, and a text that lives during the call.
         unsafe { (self.text_set)(self.host, text, prefix::str_of(value)) };
     }
 
-    pub(super) fn log(&self, level: u32, message: &str) {
+    pub(crate) fn log(&self, level: u32, message: &str) {
         // SAFETY: a function of the host, and a text that lives during the call.
         unsafe { (self.log)(self.host, level, prefix::str_of(message)) };
     }
 }
 
 /// Runs a shim and converts its result to the status that the shim returns.
-pub(super) fn returned(run: impl FnOnce() -> Result<()>) -> *mut dsr_status {
+pub(crate) fn returned(run: impl FnOnce() -> Result<()>) -> *mut dsr_status {
     match (status::catch(run), HOST.get()) {
         (Ok(()), _) => ptr::null_mut(),
         (Err(error), Some(host)) => host.error(&error),
@@ -93,12 +93,12 @@ pub(super) fn returned(run: impl FnOnce() -> Result<()>) -> *mut dsr_status {
 }
 
 /// The host, for shims, which run only after the entry.
-pub(super) fn host() -> Result<HostTable> {
+pub(crate) fn host() -> Result<HostTable> {
     HOST.get().copied().ok_or_else(|| Error::internal("no host has entered this plugin"))
 }
 
 /// Runs a shim that returns a value; an error is logged, and `fallback` returned.
-pub(super) fn value_or<T>(fallback: T, run: impl FnOnce() -> Result<T>) -> T {
+pub(crate) fn value_or<T>(fallback: T, run: impl FnOnce() -> Result<T>) -> T {
     status::catch(run).unwrap_or_else(|error| {
         if let Ok(host) = host() {
             host.log(DSR_LOG_ERROR, &error.to_string());

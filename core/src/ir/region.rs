@@ -3,7 +3,6 @@
 //! Because the body defines the result, a region needs no formula and can always be lowered: a device with a kernel for the
 //! body runs the region natively, any other runs the primitives. Regions with the same body are equal, whatever their names.
 
-mod lowered;
 pub mod well_known;
 
 use crate::{
@@ -12,7 +11,6 @@ use crate::{
     program::{Call, ValueId},
     tensor::TensorType,
 };
-pub use lowered::LoweredPlan;
 use std::fmt;
 
 /// A fused op.

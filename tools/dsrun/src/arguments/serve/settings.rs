@@ -1,10 +1,9 @@
 //! The settings of a server: flags, and a file with the same keys.
 
-use super::access_log::AccessLog;
 use crate::arguments::{CacheDtype, Dtype, LauncherName, MemorySize, Weights};
 use anyhow::{Context, Result, bail};
 use clap::{
-    Args,
+    Args, ValueEnum,
     builder::{NonEmptyStringValueParser, RangedU64ValueParser},
 };
 use dsrun_engine::{ExpertsIn, KvIn, Speculation, WeightsIn};
@@ -25,6 +24,19 @@ const LONGEST_TIMEOUT: u64 = 365 * 24 * 3600;
 const ENGINE: &str = "Device and engine";
 const ADDRESS: &str = "Address and access";
 const LIMITS: &str = "Limits";
+
+/// The form of the access log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum AccessLog {
+    /// There is none.
+    #[default]
+    Off,
+    /// A line of text for each request.
+    Text,
+    /// A JSON object in a line for each request.
+    Json,
+}
 
 /// The settings of a server. Every field is a flag and a key of the file, and has a default.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
