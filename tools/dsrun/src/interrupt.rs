@@ -1,6 +1,6 @@
 //! Handles Ctrl-C: the first asks the running answer to stop, the second ends the program.
 
-use crate::terminal::echo;
+use crate::echo;
 use anyhow::{Context, Result};
 use std::{
     io::Write,

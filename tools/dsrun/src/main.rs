@@ -7,6 +7,7 @@ mod arguments;
 mod client;
 mod commands;
 mod devices;
+mod echo;
 mod find_backend;
 mod group;
 mod input;

@@ -1,7 +1,6 @@
 //! Output for people: progress bars, the status line, notes and errors.
 
 mod column;
-pub(crate) mod echo;
 mod stream;
 
 use dsrun_models::fetch::Progress;

@@ -6,9 +6,10 @@ use super::{generate::figures, speculation_line};
 use crate::{
     arguments::Chat,
     devices::open_devices,
+    echo::NoEcho,
     interrupt,
     session::{engine_options, generate_options, load_fitted, open_draft, open_model},
-    terminal::{Terminal, echo::NoEcho},
+    terminal::Terminal,
 };
 use anyhow::{Result, bail};
 use dsrun_engine::{EngineError, EngineOptions, FinishReason, Prompt};
