@@ -36,5 +36,5 @@ mod tests;
 
 pub use launched_step::LaunchedStep;
 pub(crate) use scheduled_step::{ScheduledSequence, ScheduledStep};
-pub(crate) use scheduler::{Capacity, NewSequence, Scheduler, SequenceKey};
-pub(crate) use sequence::Sequence;
+pub(crate) use scheduler::{Capacity, Scheduler};
+pub(crate) use sequence::{NewSequence, Sequence, SequenceKey};

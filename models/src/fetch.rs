@@ -37,6 +37,7 @@ mod options;
 mod progress;
 mod pypi;
 mod staging;
+mod wheel;
 
 use std::path::Path;
 
@@ -46,7 +47,7 @@ pub use files::{ModelFiles, Source, WeightFiles};
 pub use name::DEFAULT_MODEL;
 pub use options::{FetchOptions, Token};
 pub use progress::{Progress, Silent};
-pub use pypi::Wheel;
+pub use wheel::Wheel;
 
 use cache::Entry;
 use error::Stop;

@@ -5,6 +5,7 @@
 
 mod attention;
 mod body;
+mod bound;
 mod cache;
 mod collective;
 mod decoder;

@@ -3,13 +3,13 @@
 use super::{
     bench::{Bench, During, Given, Outcome, Stop, ensure, fail, floats, open},
     jobs::{Job, jobs},
-    weights,
 };
 use crate::{runner::TIMEOUT, subject::Subject, tensor::Tensor};
 use dsrun_core::{
-    Code, DType, Error,
+    BytesReader, Code, DType, Error, WeightFormat, WeightType,
     checked::CheckedPlan,
     device::{BufferSlice, Device, DeviceOptions, MemoryKind},
+    kernels::WeightDesc,
     op::Add,
 };
 
@@ -188,7 +188,7 @@ pub(super) fn limit(subject: &Subject) -> Outcome {
         pieces.pop();
         device.allocate(PIECE, MemoryKind::Device).during("an allocation in place of what was freed")?;
     }
-    weights::beyond_limit(&mut bench, LIMIT as usize)?;
+    beyond_limit(&mut bench, LIMIT as usize)?;
     sum_is_right(&mut bench)
 }
 
@@ -196,6 +196,21 @@ fn out_of_memory(when: &str, error: &Error) -> Outcome {
     ensure(error.code() == Code::OutOfMemory, || {
         format!("{when}, {} is reported: {error}", error.code().name())
     })
+}
+
+/// A weight that does not fit into the memory limit of a handle is refused.
+fn beyond_limit(bench: &mut Bench, limit: usize) -> Outcome {
+    let dtype = floats(&*bench.device)[0];
+    let shape = vec![2 * limit / dtype.bytes() / 1024, 1024];
+    let desc =
+        WeightDesc { weight_type: WeightType { format: WeightFormat::Dense(dtype), shape }, immutable: true };
+    let mut reader = BytesReader::new(desc.weight_type.clone(), vec![0; 2 * limit])?;
+    match bench.device.kernels().prepack(&mut *bench.stream, &desc, &mut reader) {
+        Ok(_) => fail("a weight of twice the memory limit was packed"),
+        Err(error) => ensure([Code::OutOfMemory, Code::Unsupported].contains(&error.code()), || {
+            format!("for a weight of twice the memory limit, {} is reported: {error}", error.code().name())
+        }),
+    }
 }
 
 /// Whether the device still computes: `1 + 2 = 3`.

@@ -115,18 +115,3 @@ pub(super) fn broken_readers(subject: &Subject) -> Outcome {
     }
     sum_is_right(&mut bench)
 }
-
-/// A weight that does not fit into the memory limit of a handle is refused.
-pub(super) fn beyond_limit(bench: &mut Bench, limit: usize) -> Outcome {
-    let dtype = floats(&*bench.device)[0];
-    let shape = vec![2 * limit / dtype.bytes() / 1024, 1024];
-    let desc =
-        WeightDesc { weight_type: WeightType { format: WeightFormat::Dense(dtype), shape }, immutable: true };
-    let mut reader = BytesReader::new(desc.weight_type.clone(), vec![0; 2 * limit])?;
-    match bench.device.kernels().prepack(&mut *bench.stream, &desc, &mut reader) {
-        Ok(_) => fail("a weight of twice the memory limit was packed"),
-        Err(error) => ensure([Code::OutOfMemory, Code::Unsupported].contains(&error.code()), || {
-            format!("for a weight of twice the memory limit, {} is reported: {error}", error.code().name())
-        }),
-    }
-}

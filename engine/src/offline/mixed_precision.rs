@@ -3,7 +3,7 @@
 //! The effect of a format on the model is estimated from two measurements: the error of the weight's product in that format, and
 //! the [sensitivity](super::sensitivity) of the model to the error of that product, measured in the coarsest format.
 
-use super::sensitivity::Sensitivity;
+use super::sensitivity::{Sensitivity, formats};
 use crate::{
     error::{EngineError, Result},
     passes::quantize::{Calibration, Candidate, Choice, Policy, choose, product_weights},
@@ -14,15 +14,6 @@ use std::collections::BTreeMap;
 
 /// Bytes of decoded weight rows held in memory at a time.
 const CHUNK_BYTES: usize = 32 << 20;
-
-/// The formats of mixed precision, the smallest first: those that all readers of compressed-tensors support.
-const FORMATS: [&str; 6] =
-    ["int4g128_f16", "int4g64_f16", "int4g32_f16", "int8g128_f16", "int8g64_f16", "int8g32_f16"];
-
-/// The formats of mixed precision, the smallest first.
-pub(super) fn formats() -> Vec<GroupFormat> {
-    FORMATS.iter().filter_map(|name| GroupFormat::from_name(name)).collect()
-}
 
 /// The formats chosen for the weights of matrix products.
 #[derive(Clone, Debug, PartialEq)]

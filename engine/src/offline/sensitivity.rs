@@ -4,7 +4,6 @@
 //! and an error in attention scores nearly vanishes. So each weight is rounded alone, to its coarsest format, and the change of
 //! the model's output probabilities is measured.
 
-use super::mixed_precision::formats;
 use crate::{
     engine::Engine,
     error::{EngineError, Result},
@@ -23,6 +22,15 @@ use dsrun_core::{
 use dsrun_models::{model::Model, weights::ExprReader};
 use rayon::prelude::*;
 use std::{collections::BTreeMap, sync::Arc};
+
+/// The formats of mixed precision, the smallest first: those that all readers of compressed-tensors support.
+const FORMATS: [&str; 6] =
+    ["int4g128_f16", "int4g64_f16", "int4g32_f16", "int8g128_f16", "int8g64_f16", "int8g32_f16"];
+
+/// The formats of mixed precision, the smallest first.
+pub(super) fn formats() -> Vec<GroupFormat> {
+    FORMATS.iter().filter_map(|name| GroupFormat::from_name(name)).collect()
+}
 
 /// The effect of rounding one weight of a model, see [`sensitivity`].
 #[derive(Clone, Copy, Debug, PartialEq)]

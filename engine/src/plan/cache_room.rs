@@ -4,8 +4,9 @@ use super::{
     EnginePlan,
     bucket::{Bucket, FixedSizes},
     calls::{is_cache, weight_desc},
-    memory::{cache_desc, page_bytes},
+    memory::cache_desc,
     programs::{DeviceNumbers, StepPrograms},
+    staged_pages::page_bytes,
 };
 use crate::{
     error::Result,

@@ -4,7 +4,7 @@ use super::{
     bucket::{Bucket, FixedSizes},
     calls::{is_activation, is_cache, state_bytes, weight_desc},
     layout::SharedSizes,
-    staged_pages::{STAGING_AREAS, StagedPages},
+    staged_pages::{STAGING_AREAS, StagedPages, page_bytes},
 };
 use crate::{error::Result, memory::MemoryPlan, options::EngineOptions};
 use dsrun_core::{
@@ -75,12 +75,4 @@ pub(crate) fn cache_desc(value: &Value, limits: Bucket, fixed: FixedSizes) -> Re
     let not_a_tensor = || dsrun_core::Error::internal("a cache is not a tensor").at(&value.name);
     let tensor = value.tensor_type().ok_or_else(not_a_tensor)?;
     Ok(TensorDesc::dense(tensor.dtype, &tensor.resolve(&limits.sizes(fixed))?))
-}
-
-/// The bytes of one page of a cache.
-///
-/// # Errors
-/// If the size overflows.
-pub(crate) fn page_bytes(cache: &TensorDesc) -> Result<usize> {
-    Ok(cache.bytes()? / cache.shape.first().copied().unwrap_or(1).max(1))
 }

@@ -1,6 +1,5 @@
 //! How pages of the KV cache lie in memory while they move between the device and the host.
 
-use super::memory::page_bytes;
 use crate::error::Result;
 use dsrun_core::TensorDesc;
 use std::ops::Range;
@@ -71,6 +70,14 @@ impl StagedPages {
             false => (0..self.page_bytes.len()).map(|cache| self.range(cache, 0..count)).collect(),
         }
     }
+}
+
+/// The bytes of one page of a cache.
+///
+/// # Errors
+/// If the size overflows.
+pub(crate) fn page_bytes(cache: &TensorDesc) -> Result<usize> {
+    Ok(cache.bytes()? / cache.shape.first().copied().unwrap_or(1).max(1))
 }
 
 #[cfg(test)]

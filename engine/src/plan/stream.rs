@@ -23,6 +23,7 @@ mod packed_file;
 mod parts;
 mod read_ahead;
 mod ring;
+mod streamed_layer;
 
 pub(crate) use choice::{StreamPlan, StreamableLayers};
 pub(crate) use images::{DiskReads, WeightImages};

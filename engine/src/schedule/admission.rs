@@ -2,8 +2,8 @@
 
 use super::{
     scheduled_step::ScheduledStep,
-    scheduler::{Scheduler, SequenceKey},
-    sequence::{Sequence, SequenceState, StoredPrefix},
+    scheduler::Scheduler,
+    sequence::{Sequence, SequenceKey, SequenceState, StoredPrefix},
 };
 use crate::kv_cache::PageMove;
 

@@ -2,8 +2,8 @@
 
 use super::{
     scheduled_step::{ScheduledSequence, ScheduledStep},
-    scheduler::{Scheduler, SequenceKey},
-    sequence::Sequence,
+    scheduler::Scheduler,
+    sequence::{Sequence, SequenceKey},
 };
 
 impl<T> Scheduler<T> {

@@ -2,8 +2,8 @@
 
 use super::{
     scheduled_step::ScheduledStep,
-    scheduler::{Scheduler, SequenceKey},
-    sequence::{Sequence, StoredPrefix},
+    scheduler::Scheduler,
+    sequence::{Sequence, SequenceKey, StoredPrefix},
 };
 use crate::kv_cache::{PageMove, StoredPage, Tier};
 

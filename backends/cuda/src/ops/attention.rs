@@ -15,12 +15,7 @@ use crate::{
         kernel_spec::KernelSpec,
         launch::{Function, LaunchOp, MAX_GRID},
     },
-    ops::{
-        KernelPlan,
-        attention::decode::Decode,
-        frame::{Bound, Frame},
-        operand, result, type_name,
-    },
+    ops::{KernelPlan, attention::decode::Decode, bound::Bound, frame::Frame, operand, result, type_name},
 };
 use dsrun_core::{
     DType, Error, Result, TensorDesc,

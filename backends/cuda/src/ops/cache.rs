@@ -8,7 +8,7 @@ use crate::{
     },
     ops::{
         KernelPlan, THREADS,
-        frame::Bound,
+        bound::Bound,
         params::{ExtentParams, MatrixParams, Strides},
         plane, type_of,
     },

@@ -12,7 +12,8 @@ use crate::{
     },
     ops::{
         KernelPlan, THREADS, WIDE,
-        frame::{Bound, Frame},
+        bound::Bound,
+        frame::Frame,
         operand,
         operands::bits_of,
         params::{ExtentParams, MatrixParams, WeightParams},

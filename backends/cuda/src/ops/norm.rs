@@ -10,8 +10,10 @@ use crate::{
         launch::{Function, LaunchOp, MAX_GRID},
     },
     ops::{
-        KernelPlan, THREADS, WIDE, evenly,
-        frame::{Bound, Frame},
+        KernelPlan, THREADS, WIDE,
+        bound::Bound,
+        evenly,
+        frame::Frame,
         norm::front::Norm,
         operand,
         params::{ExtentParams, MatrixParams},

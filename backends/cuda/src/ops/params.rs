@@ -2,7 +2,7 @@
 
 use crate::{
     driver::kernel_struct::{Pointer, declaration, header, kernel_struct},
-    ops::{frame::Bound, weight::CudaWeight},
+    ops::{bound::Bound, weight::CudaWeight},
 };
 
 /// The maximum number of different row counts of an extent: no op has more operands and results over one dimension.

@@ -3,9 +3,10 @@
 //! [`WeightImages`] takes weights while a model is loaded. [`LayerImages`] gives layers to the ring while it runs.
 
 use super::{
-    choice::{PlacedWeight, StreamPlan},
+    choice::StreamPlan,
     packed_file::{Identity, Opened, PackedFile, PackedFileWriter},
     read_ahead::{ReadAhead, pinned_blocks},
+    streamed_layer::PlacedWeight,
 };
 use crate::{error::Result, memory::Bytes};
 use dsrun_core::{

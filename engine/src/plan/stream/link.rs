@@ -1,6 +1,6 @@
 //! Measures the rate of copies from the host, and predicts the time of a step.
 
-use super::choice::{PlacedWeight, StreamPlan};
+use super::{choice::StreamPlan, streamed_layer::PlacedWeight};
 use crate::{error::Result, memory::Bytes};
 use dsrun_core::device::{BufferSlice, Device, MemoryKind, Stream};
 use std::{

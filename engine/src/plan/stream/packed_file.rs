@@ -8,7 +8,7 @@
 //! The name is a hash of all that the bytes depend on: the model's files, how weights are made of them, and the backend that packed
 //! them. A file of another model or another version is never opened.
 
-use super::choice::StreamedLayer;
+use super::streamed_layer::StreamedLayer;
 use dsrun_core::{Code, Error, Result};
 use sha2::{Digest, Sha256};
 use std::{

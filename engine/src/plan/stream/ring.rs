@@ -6,8 +6,9 @@
 //! the next step, so copies continue across steps.
 
 use super::{
-    choice::{PlacedWeight, StreamPlan},
+    choice::StreamPlan,
     images::{DiskReads, LayerImages, WeightImages},
+    streamed_layer::PlacedWeight,
 };
 use crate::error::Result;
 use dsrun_core::{

@@ -81,7 +81,7 @@ pub(super) const FOLDERS: &[Folder<'static>] = &[
     Folder {
         folder: "backends/cuda/src/ops",
         order: &[
-            &["body", "frame", "grid", "kernel_plan", "operands", "params", "weight"],
+            &["body", "bound", "frame", "grid", "kernel_plan", "operands", "params", "weight"],
             &["cache", "elementwise", "norm", "quantise", "sampling", "step"],
             &["collective", "gemm"],
             &["experts"],

@@ -12,7 +12,8 @@ use crate::{
             params::{AttentionParams, DecodeEvenParams, DecodeParams, QuantisedRows},
             values_of,
         },
-        frame::{Bound, Frame},
+        bound::Bound,
+        frame::Frame,
         operand, result, type_name,
     },
 };

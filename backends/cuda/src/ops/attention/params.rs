@@ -6,7 +6,8 @@ use crate::{
         tensor_map::TensorMap,
     },
     ops::{
-        frame::{Bound, Frame},
+        bound::Bound,
+        frame::Frame,
         params::{ExtentParams, MatrixParams, Strides},
     },
 };

@@ -19,7 +19,7 @@ use crate::{
             Args, Kinds, head_stride,
             params::{AttentionParams, PromptWgmmaParams},
         },
-        frame::Bound,
+        bound::Bound,
         params::Strides,
         type_name,
     },

@@ -9,7 +9,7 @@ use crate::{
     ops::{
         KernelPlan,
         body::{BodyReader, made, value},
-        frame::Bound,
+        bound::Bound,
         only, operand,
         params::MatrixParams,
     },

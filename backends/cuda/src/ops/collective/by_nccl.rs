@@ -10,8 +10,9 @@ use crate::{
     },
     ops::{
         KernelPlan,
+        bound::Bound,
         elementwise::{copy_of_plane, copy_plane},
-        frame::{Bound, Frame},
+        frame::Frame,
         params::{ExtentParams, MatrixParams},
     },
 };

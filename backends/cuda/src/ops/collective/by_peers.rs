@@ -14,7 +14,8 @@ use crate::{
     },
     ops::{
         KernelPlan,
-        frame::{Bound, Frame},
+        bound::Bound,
+        frame::Frame,
         operands::bits_of,
         params::{ExtentParams, MatrixParams},
     },

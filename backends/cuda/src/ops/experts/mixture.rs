@@ -11,8 +11,9 @@ use crate::{
     ops::{
         KernelPlan,
         body::{BodyReader, made, value},
+        bound::Bound,
         elementwise,
-        frame::{Bound, Frame, Source},
+        frame::{Frame, Source},
         operand,
     },
 };

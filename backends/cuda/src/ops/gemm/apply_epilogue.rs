@@ -7,8 +7,10 @@ use crate::{
         launch::{Function, LaunchOp, MAX_GRID, Parameters},
     },
     ops::{
-        THREADS, WIDE, evenly,
-        frame::{Bound, Frame},
+        THREADS, WIDE,
+        bound::Bound,
+        evenly,
+        frame::Frame,
         gemm::fused_linear::{Epilogue, FusedLinear},
         operand, plane, result, type_name,
     },

@@ -3,7 +3,8 @@
 use crate::{
     driver::kernel_struct::{Pointer, declaration, header, kernel_struct},
     ops::{
-        frame::{Bound, Frame},
+        bound::Bound,
+        frame::Frame,
         gemm::fused_linear::{Epilogue, FusedLinear, Heads},
         operand,
         params::Strides,

@@ -6,7 +6,8 @@
 pub(in crate::ops) use crate::ops::norm::front::Norm;
 use crate::ops::{
     body::{BodyReader, made, value},
-    frame::{Bound, Frame},
+    bound::Bound,
+    frame::Frame,
 };
 use dsrun_core::{
     DType, Result,

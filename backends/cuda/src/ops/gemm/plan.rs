@@ -8,7 +8,8 @@ use crate::{
     },
     ops::{
         KernelPlan,
-        frame::{Bound, Frame},
+        bound::Bound,
+        frame::Frame,
         gemm::{
             apply_epilogue::ApplyEpilogue,
             fused_linear::FusedLinear,

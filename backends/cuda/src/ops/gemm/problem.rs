@@ -8,7 +8,8 @@ use crate::{
     },
     ops::{
         WIDE,
-        frame::{Bound, Frame},
+        bound::Bound,
+        frame::Frame,
         gemm::fused_linear::{Epilogue, FusedLinear, Norm},
         operand, result, type_name,
         weight::{CudaWeight, Packing},

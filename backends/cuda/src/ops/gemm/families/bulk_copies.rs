@@ -3,7 +3,7 @@
 use crate::{
     driver::tensor_map::TensorMap,
     ops::{
-        frame::Bound,
+        bound::Bound,
         weight::{CudaWeight, UNIT},
     },
 };

@@ -13,7 +13,7 @@ use crate::{
         tensor_map::TensorMap,
     },
     ops::{
-        frame::Bound,
+        bound::Bound,
         gemm::{
             families::int8_mma::{defines, is_aligned, packing, results},
             family::{Description, Family},
