@@ -1,4 +1,4 @@
-//! The traits that a backend implements: devices and their memory, kernels, graphs; and what stands in front of them.
+//! The traits that a backend implements: devices and their memory, kernels, graphs; and the checks in front of them.
 
 pub mod checked;
 pub mod device;

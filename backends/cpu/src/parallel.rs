@@ -19,8 +19,8 @@ pub(crate) struct Scratch {
     pub(crate) outputs: Vec<f32>,
     /// The sequence each row of a step belongs to.
     pub(crate) owners: Vec<u32>,
-    /// The tiles of a call of attention.
-    pub(crate) tiles: Vec<Tile>,
+    /// The runs of query rows of a call of attention.
+    pub(crate) tiles: Vec<QueryTile>,
     /// What attention computed for segments of keys.
     pub(crate) partials: Vec<f32>,
 }
@@ -33,9 +33,11 @@ impl Scratch {
 
 /// Consecutive query rows of one sequence, which attention works on at a time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tile {
+pub(crate) struct QueryTile {
+    /// The first of the rows, counted over all sequences of the step.
     pub(crate) first_row: usize,
     pub(crate) rows: usize,
+    /// The index of the sequence.
     pub(crate) sequence: usize,
 }
 
@@ -136,7 +138,7 @@ pub(crate) struct Worker<'a> {
     pub(crate) inputs: &'a mut Vec<f32>,
     pub(crate) outputs: &'a mut Vec<f32>,
     pub(crate) owners: &'a mut Vec<u32>,
-    pub(crate) tiles: &'a mut Vec<Tile>,
+    pub(crate) tiles: &'a mut Vec<QueryTile>,
     pub(crate) partials: &'a mut Vec<f32>,
 }
 

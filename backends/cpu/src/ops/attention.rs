@@ -15,7 +15,7 @@ use crate::{
     kernel::Kernel,
     lanes::InstructionSet,
     packed::temporary::Elements,
-    parallel::{Tile, Worker},
+    parallel::{QueryTile, Worker},
 };
 use dsrun_core::{
     DType, Error, Result,
@@ -47,7 +47,7 @@ struct Sequence {
 
 impl Sequence {
     /// The position of a row of a tile of this sequence.
-    fn position(&self, tile: Tile, row: usize) -> i64 {
+    fn position(&self, tile: QueryTile, row: usize) -> i64 {
         self.first_position + (tile.first_row + row - self.first_row) as i64
     }
 }
@@ -247,7 +247,7 @@ impl Kernel for Attention {
 /// Cuts the rows of all sequences into tiles. A row that two sequences contain belongs to the first, so no row is in two tiles.
 fn make_tiles(
     owners: &mut Vec<u32>,
-    tiles: &mut Vec<Tile>,
+    tiles: &mut Vec<QueryTile>,
     rows: usize,
     sequences: usize,
     sequence: impl Fn(usize) -> Option<Sequence>,
@@ -266,7 +266,7 @@ fn make_tiles(
         if let Some(owner) = run.first().filter(|owner| **owner != NO_SEQUENCE) {
             for start in (0..run.len()).step_by(TILE_ROWS) {
                 let rows = TILE_ROWS.min(run.len() - start);
-                tiles.push(Tile { first_row: first_row + start, rows, sequence: *owner as usize });
+                tiles.push(QueryTile { first_row: first_row + start, rows, sequence: *owner as usize });
             }
         }
         first_row += run.len();

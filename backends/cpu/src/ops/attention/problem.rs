@@ -1,7 +1,7 @@
 //! The tiles of an attention, their segments of keys, and the results.
 
 use super::{
-    KeySource, Tile,
+    KeySource, QueryTile,
     softmax::{Scores, State},
 };
 use crate::{
@@ -61,8 +61,8 @@ pub(super) struct Partial<'a> {
 
 impl<S: KeySource> Problem<'_, S> {
     /// Computes all results.
-    pub(super) fn run(&self, tiles: &[Tile], team: &mut Team<'_>, partials: &mut Vec<f32>) {
-        let work = |tile: &Tile| tile.rows * self.span(*tile).len();
+    pub(super) fn run(&self, tiles: &[QueryTile], team: &mut Team<'_>, partials: &mut Vec<f32>) {
+        let work = |tile: &QueryTile| tile.rows * self.span(*tile).len();
         let pairs: usize = tiles.iter().map(work).sum();
         let per_pair = 2 * self.group * (self.key.size + self.value.size + 8);
         let items = tiles.len() * self.kv_heads;
@@ -116,7 +116,7 @@ impl<S: KeySource> Problem<'_, S> {
     }
 
     /// All query heads of one KV head, for the rows of a tile and all keys they see.
-    fn tile(&self, tile: Tile, kv_head: usize, lane: &mut Lane) {
+    fn tile(&self, tile: QueryTile, kv_head: usize, lane: &mut Lane) {
         let floats = tile.rows * self.group * self.head_floats();
         let mut total = lane.take_row(2 * floats);
         let (all, one) = total.split_at_mut(floats);
@@ -146,7 +146,7 @@ impl<S: KeySource> Problem<'_, S> {
     }
 
     /// The keys that any row of a tile may see.
-    fn span(&self, tile: Tile) -> Range<usize> {
+    fn span(&self, tile: QueryTile) -> Range<usize> {
         let Some(sequence) = self.source.sequence(tile.sequence) else { return 0..0 };
         let range = |row: usize| self.visible(sequence.position(tile, row), sequence.keys);
         // Visible ranges grow and shrink with the position, so first and last row span them all.
@@ -193,7 +193,7 @@ impl<S: KeySource> Problem<'_, S> {
     }
 
     /// Divides by the sums of weights and writes the results of a tile.
-    fn finish(&self, tile: Tile, kv_head: usize, partial: &Partial<'_>, lane: &mut Lane) {
+    fn finish(&self, tile: QueryTile, kv_head: usize, partial: &Partial<'_>, lane: &mut Lane) {
         for row in 0..tile.rows {
             self.finish_row(tile.first_row + row, kv_head, row * self.group, partial, lane);
         }

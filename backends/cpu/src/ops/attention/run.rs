@@ -1,7 +1,7 @@
 //! Runs of keys: scores, weights and weighted values of all rows of a tile.
 
 use super::{
-    KeySource, Sequence, Tile,
+    KeySource, QueryTile, Sequence,
     problem::{Operand, Partial, Problem},
     softmax::State,
 };
@@ -93,7 +93,7 @@ impl<S: KeySource> Problem<'_, S> {
     /// All query heads of one KV head, for the rows of a tile and a segment of keys.
     pub(super) fn tile_segment(
         &self,
-        tile: Tile,
+        tile: QueryTile,
         kv_head: usize,
         keys: Range<usize>,
         out: &mut Partial<'_>,
@@ -151,7 +151,7 @@ impl<S: KeySource> Problem<'_, S> {
     fn tile_run(
         &self,
         sequence: &Sequence,
-        tile: Tile,
+        tile: QueryTile,
         kv_head: usize,
         run: &Run<'_>,
         queries: &[f32],
