@@ -66,7 +66,8 @@ const WEIGHTED: &[&str] = &["embed", "linear", "linear_w8a8", "grouped_linear", 
 const QUANTISING: &[&str] = &["cpu", "candle"];
 
 /// The ops whose many rows are multiplied by matrices.
-const MULTIPLYING: &[&str] = &["linear", "norm_linear", "linear_add", "mlp_input", "attention_input"];
+const MULTIPLYING: &[&str] =
+    &["linear", "norm_linear", "linear_add", "mlp_input", "attention_input", "paged_attention"];
 
 /// A backend, and the groups that it is held to.
 struct Run {

@@ -87,6 +87,10 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
     for (var s = lid; s < sequences(); s += THREADS) {
         let start = start_get(s * P.start_stride);
         let count = queries_get(s * P.queries_stride);
+#if PAGED
+        // The other sequences are those of attention_tiled.wgsl.
+        if (u32(count) >= P.many) { continue; }
+#endif
         if (start >= 0 && count > 0 && row >= u32(start) && row - u32(start) < u32(count)) { atomicMax(&sequence_shared, s + 1u); }
     }
     workgroupBarrier();

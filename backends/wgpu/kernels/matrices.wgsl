@@ -5,6 +5,9 @@
 // converted to f16. While a step is multiplied, the next one is loaded to registers. Rows in workgroup memory are 16 bytes longer
 // than the columns, so that eight rows of 16 bytes are in different banks.
 //
+// The weight is bound for writing although nothing writes it: drivers move loads of read-only buffers behind the products, to just
+// before their results are stored, where all of their latency is waited for. Loads of writable buffers stay on their side of a barrier.
+//
 // A weight that is not f16 is multiplied by a power of two for each of its rows (`half_scale`), as are rows of x that were bf16; the
 // sums are divided by both.
 //
@@ -45,6 +48,11 @@ fn inverse_of_power(power: f32) -> f32 {
     return bitcast<f32>(0x7f000000u - bitcast<u32>(power));
 }
 #endif
+
+// The four f16 of two words.
+fn halves_of(words: vec2<u32>) -> vec4<f16> {
+    return vec4<f16>(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)));
+}
 
 // Applies the epilogue to a fragment of sums, which is in `stage` at `at`.
 fn finish_fragment(rows: u32, first_row: u32, first_unit: u32, at: u32, lane: u32) {
@@ -90,8 +98,7 @@ fn linear_matrices(
     let x_row_$N = lid / X_CHUNKS + $Nu * (THREADS / X_CHUNKS);
     let x_from_$N = min(first_row + x_row_$N, last_row) * (P.x_stride / 8u) + lid % X_CHUNKS;
     let x_to_$N = x_row_$N * PITCH + lid % X_CHUNKS * 2u;
-    var x_$N_0 = x_data[2u * x_from_$N];
-    var x_$N_1 = x_data[2u * x_from_$N + 1u];
+    var x_$N = x_data[x_from_$N];
 #endeach
 #each N W_LOADS
     let w_index_$N = lid + $Nu * THREADS;
@@ -99,14 +106,9 @@ fn linear_matrices(
     let output_$N = min(outputs_of(P.first_unit + first_unit + w_row_$N / 4u)[w_row_$N % 4u], P.w_first + P.w_rows - 1u);
     let w_from_$N = w_index_$N % W_VECTORS;
     let w_to_$N = W_TILE + w_row_$N * PITCH + w_from_$N * W_QUADS;
+    var w_$N = w_vector(output_$N, w_from_$N);
 #if SCALED
     let w_scale_$N = w_half_scale(output_$N);
-#endif
-#if HALVES
-    var w_$N_0 = w_half4(output_$N, 2u * w_from_$N);
-    var w_$N_1 = w_half4(output_$N, 2u * w_from_$N + 1u);
-#else
-    var w_$N = w_vector(output_$N, w_from_$N);
     var affine_$N = w_affine(output_$N, w_from_$N * 4u * W_QUADS);
 #endif
 #endeach
@@ -128,21 +130,22 @@ fn linear_matrices(
         workgroupBarrier();
 #endif
 #each N X_LOADS
-        tiles[buffer + x_to_$N] = x_$N_0;
-        tiles[buffer + x_to_$N + 1u] = x_$N_1;
+        tiles[buffer + x_to_$N] = halves_of(x_$N.xy);
+        tiles[buffer + x_to_$N + 1u] = halves_of(x_$N.zw);
 #endeach
 #each N W_LOADS
+#if PARTIAL
         if (w_index_$N < TILE_OUTPUTS * W_VECTORS) {
-#if HALVES
-            tiles[buffer + w_to_$N] = w_$N_0;
-            tiles[buffer + w_to_$N + 1u] = w_$N_1;
 #else
-#if !SCALED
-            let w_scale_$N = 1.0;
+        {
 #endif
+#if SCALED
 #each Q W_QUADS
             tiles[buffer + w_to_$N + $Qu] = vec4<f16>(w_scaled_quad(w_$N, $Qu, affine_$N, w_scale_$N));
 #endeach
+#else
+            tiles[buffer + w_to_$N] = halves_of(w_$N.xy);
+            tiles[buffer + w_to_$N + 1u] = halves_of(w_$N.zw);
 #endif
         }
 #endeach
@@ -150,15 +153,11 @@ fn linear_matrices(
         // The last step loads its columns again, which is simpler than not to.
         let next = min(k + STEP, P.inputs - STEP);
 #each N X_LOADS
-        x_$N_0 = x_data[2u * (x_from_$N + next / 8u)];
-        x_$N_1 = x_data[2u * (x_from_$N + next / 8u) + 1u];
+        x_$N = x_data[x_from_$N + next / 8u];
 #endeach
 #each N W_LOADS
-#if HALVES
-        w_$N_0 = w_half4(output_$N, 2u * (w_from_$N + next / 8u));
-        w_$N_1 = w_half4(output_$N, 2u * (w_from_$N + next / 8u) + 1u);
-#else
         w_$N = w_vector(output_$N, w_from_$N + next / (4u * W_QUADS));
+#if SCALED
         affine_$N = w_affine(output_$N, next + w_from_$N * 4u * W_QUADS);
 #endif
 #endeach

@@ -13,12 +13,6 @@ const NAME_QUADS: u32 = 4u;
 const NAME_QUADS: u32 = 8u;
 #endif
 
-#if HALVES
-// Four consecutive elements of a row.
-fn NAME_half4(row: u32, quad: u32) -> vec4<f16> {
-    return NAME_data[(row - P.NAME_first) * (P.NAME_row_words / 4u) * 2u + quad];
-}
-#else
 fn NAME_vector(row: u32, index: u32) -> vec4<u32> {
     return NAME_data[(row - P.NAME_first) * (P.NAME_row_words / 4u) + index];
 }
@@ -93,4 +87,3 @@ fn NAME_scaled_quad(vector: vec4<u32>, quad: u32, affine: vec2<f32>, scale: f32)
     return scale * NAME_quad(vector, quad, affine);
 #endif
 }
-#endif

@@ -15,6 +15,8 @@ mod quant;
 mod region;
 mod rope;
 mod sampling;
+#[cfg(test)]
+mod sources;
 mod step;
 pub(crate) mod weight;
 
@@ -54,9 +56,7 @@ pub(crate) fn plan(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
         Op::PageScatter(_) => cache::page_scatter(call),
         // Attention of this backend needs no work list, so the call does nothing.
         Op::AttentionPrepare(_) => Ok(CallPlan::default()),
-        Op::PagedAttention(op) => {
-            attention::paged_attention(op, call, spec.limits.max_compute_workgroup_storage_size)
-        }
+        Op::PagedAttention(op) => attention::paged_attention(op, call, spec),
         Op::Attention(op) => attention::attention(op, call, spec.limits.max_compute_workgroup_storage_size),
         Op::LogitProcess(_) => sampling::logit_process(call),
         Op::Argmax(_) => sampling::argmax(call, &spec.limits),

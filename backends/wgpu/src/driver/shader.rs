@@ -82,7 +82,7 @@ pub(crate) enum Element {
     U32,
     /// Words of four bytes each, whose bytes may be written by different threads.
     Bytes,
-    /// Words of a weight, read as vectors of four; with vectors, f16 are read four at a time.
+    /// Words of a weight, read as vectors of four.
     Weight(WeightElement),
 }
 
@@ -109,8 +109,8 @@ impl Element {
             (Self::BF16, false) => "array<u16>",
             (Self::BF16, true) => "array<vec2<u32>>",
             (Self::I32, _) => "array<i32>",
-            (Self::U32, _) => "array<u32>",
-            (Self::Weight(WeightElement::F16), true) => "array<vec4<f16>>",
+            (Self::U32, false) => "array<u32>",
+            (Self::U32, true) => "array<vec4<u32>>",
             (Self::Weight(_), _) => "array<vec4<u32>>",
             (Self::Bytes, _) => "array<atomic<u32>>",
         }
@@ -126,7 +126,7 @@ impl Element {
                 format!("fn {n}_get(i: u32) -> f32 {{ return bitcast<f32>(u32({n}_data[i]) << 16u); }}\n")
             }
             (Self::I32, _) => format!("fn {n}_get(i: u32) -> i32 {{ return {n}_data[i]; }}\n"),
-            (Self::U32, _) => format!("fn {n}_get(i: u32) -> u32 {{ return {n}_data[i]; }}\n"),
+            (Self::U32, false) => format!("fn {n}_get(i: u32) -> u32 {{ return {n}_data[i]; }}\n"),
             (Self::F32, true) => format!("fn {n}_get4(i: u32) -> vec4<f32> {{ return {n}_data[i]; }}\n"),
             (Self::F16, true) => {
                 format!("fn {n}_get4(i: u32) -> vec4<f32> {{ return vec4<f32>({n}_data[i]); }}\n")
@@ -134,12 +134,8 @@ impl Element {
             (Self::BF16, true) => {
                 format!("fn {n}_get4(i: u32) -> vec4<f32> {{ return widen_bf16({n}_data[i]); }}\n")
             }
-            (Self::Weight(element), _) => {
-                let mut flags = element.flags();
-                flags.extend((vectors && element == WeightElement::F16).then_some("HALVES"));
-                selected(WEIGHT, &flags).replace("NAME", n)
-            }
-            (Self::Bytes, _) => String::new(),
+            (Self::Weight(element), _) => selected(WEIGHT, &element.flags()).replace("NAME", n),
+            (Self::U32, true) | (Self::Bytes, _) => String::new(),
         };
         if read_only {
             return text;
@@ -151,7 +147,7 @@ impl Element {
                 format!("fn {n}_set(i: u32, v: f32) {{ {n}_data[i] = u16(round_bf16(v)); }}\n")
             }
             (Self::I32, _) => format!("fn {n}_set(i: u32, v: i32) {{ {n}_data[i] = v; }}\n"),
-            (Self::U32, _) => format!("fn {n}_set(i: u32, v: u32) {{ {n}_data[i] = v; }}\n"),
+            (Self::U32, false) => format!("fn {n}_set(i: u32, v: u32) {{ {n}_data[i] = v; }}\n"),
             // Other threads may write the other bytes of the word at the same time.
             (Self::Bytes, _) => format!(
                 "fn {n}_set(i: u32, v: u32) {{ let shift = 8u * (i % 4u); \

@@ -1,19 +1,46 @@
 //! Attention over the paged KV cache and within sequences.
 
 use super::launch::{CallPlan, Launch, Value};
+use crate::driver::{
+    adapter::{DeviceSpec, Matrices},
+    shader::{EMULATED, MATRICES},
+};
 use dsrun_core::{
-    Error, Result, TensorDesc,
+    DType, Error, Result, TensorDesc,
     kernels::CallDesc,
     op::{Attention, AttentionMask, PagedAttention},
 };
 
 const SOURCE: &str = include_str!("../../kernels/attention.wgsl");
+const TILES: &str = include_str!("../../kernels/tiles.wgsl");
+const TILED: &str = include_str!("../../kernels/attention_tiled.wgsl");
+const BY_MATRICES: &str = include_str!("../../kernels/attention_matrices.wgsl");
 
 /// Threads of a workgroup, the maximum that every adapter supports: more keys in flight hide memory latency when there are few
 /// rows.
 const THREADS: usize = 256;
 /// Words of workgroup memory besides those of a query head.
 const SHARED_WORDS: usize = 3 * THREADS + 8;
+
+/// Rows of a tile of the kernels for many rows of a sequence.
+const TILE_ROWS: usize = 64;
+/// Rows of a sequence from which on these kernels compute them.
+const MANY_ROWS: usize = 16;
+/// The largest size of values for these kernels, whose threads hold parts of the sums of four rows or more.
+const LARGEST_TILE_VALUES: usize = 256;
+/// Words of workgroup memory that both need for keys and rows, at most.
+const TILE_WORDS: usize = 2 * TILE_ROWS + 2 * THREADS + 3 * TILE_ROWS + 20;
+
+/// Bytes of workgroup memory of the kernel without matrices: elements of queries and keys, and the values of 16 keys.
+fn tiled_bytes(value_quads: usize) -> usize {
+    4 * (TILE_WORDS + 2 * 32 * 68 + 4 * 16 * value_quads)
+}
+
+/// Bytes of workgroup memory of the kernel with matrices: queries, 32 keys or values, weights, and scores.
+fn matrices_bytes(key_quads: usize, value_quads: usize) -> usize {
+    let [keys, values] = [key_quads + 2, value_quads + 2];
+    4 * TILE_WORDS + 8 * (TILE_ROWS * keys + 32 * keys.max(values) + TILE_ROWS * 10) + 4 * 2560
+}
 
 /// The attributes that both ops have.
 struct Attributes {
@@ -51,6 +78,53 @@ fn of_heads(
     launch.shader.constants.push(("KEY_SIZE", constant(key_size)));
     launch.shader.constants.push(("QUADS", constant(key_size.div_ceil(4))));
     launch.shader.constants.push(("VALUES", constant(value_size.div_ceil(64))));
+    with_attributes(launch, op, key_size, value_size)
+}
+
+/// A dispatch with a workgroup for each head of each tile of rows, if a kernel for many rows can compute the call.
+fn of_tiles(
+    call: &CallDesc,
+    op: &Attributes,
+    key_size: usize,
+    (values, value_size): (&TensorDesc, usize),
+    spec: &DeviceSpec,
+) -> Result<Option<Launch>> {
+    let (query, keys) = (tensor(call, 0)?, tensor(call, 1)?);
+    let rows = query.shape.first().copied().unwrap_or(0);
+    let inner =
+        |tensor: &TensorDesc| tensor.strides.iter().rev().skip(1).all(|stride| stride.is_multiple_of(4));
+    let (key_quads, quads) = (key_size / 4, value_size / 4);
+    let limit = spec.limits.max_compute_workgroup_storage_size as usize;
+    let suits = rows >= MANY_ROWS
+        && op.mask != AttentionMask::Explicit
+        && [key_size, value_size].iter().all(|size| *size > 0 && size.is_multiple_of(4))
+        && [query, keys, values].into_iter().all(inner)
+        && value_size <= LARGEST_TILE_VALUES;
+    let by_matrices = spec.matrices.is_some()
+        && [query, keys, values].iter().all(|tensor| tensor.dtype == DType::F16)
+        && key_size.is_multiple_of(16)
+        && value_size.is_multiple_of(32)
+        && matrices_bytes(key_quads, quads) <= limit;
+    if !suits || (!by_matrices && tiled_bytes(quads) > limit) {
+        return Ok(None);
+    }
+    let (source, entry, constants) = if by_matrices {
+        let fragments = [("KEY_FRAGMENTS", key_size / 16), ("VALUE_FRAGMENTS", value_size / 32)];
+        let others = [("KEY_QUADS", key_quads), ("WEIGHT_FRAGMENTS", 2)];
+        (BY_MATRICES, "attention_matrices", [fragments, others].concat())
+    } else {
+        (TILED, "attention_tiled", vec![("VALUES", quads.div_ceil(16)), ("FOUR", 4)])
+    };
+    let tiles = rows.div_ceil(TILE_ROWS).saturating_mul(op.heads as usize);
+    let mut launch = Launch::new(TILES, entry).groups(tiles);
+    launch.shader.parts.push(source);
+    let constants = constants.into_iter().chain([("QUADS", quads)]);
+    launch.shader.constants.extend(constants.map(|(name, size)| (name, size as u32)));
+    launch = launch.flag(MATRICES, by_matrices).flag(EMULATED, spec.matrices == Some(Matrices::Emulated));
+    with_attributes(launch, op, key_size, value_size).map(Some)
+}
+
+fn with_attributes(launch: Launch, op: &Attributes, key_size: usize, value_size: usize) -> Result<Launch> {
     let launch = launch
         .param("heads", Value::U32(op.heads))
         .param("group", Value::U32(op.heads / op.kv_heads.max(1)))
@@ -79,7 +153,8 @@ fn query_and_keys(launch: Launch, call: &CallDesc, key_size: usize) -> Result<La
     }
 }
 
-pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, shared_bytes: u32) -> Result<CallPlan> {
+pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
+    let shared_bytes = spec.limits.max_compute_workgroup_storage_size;
     let (keys, tables) = (tensor(call, 1)?, tensor(call, 6)?);
     // Values that are the first elements of keys are read from the cache of keys.
     let shared = op.value_size > 0;
@@ -99,24 +174,42 @@ pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, shared_bytes
         window: op.window,
         mask: op.mask,
     };
-    let mut launch = of_heads(call, &attributes, key_size, value_size, shared_bytes)?;
-    launch = query_and_keys(launch, call, key_size)?;
-    launch = launch.operand("value", call, value_index)?;
-    let step = [(3, "start"), (4, "queries"), (5, "lengths"), (6, "tables")];
-    for (index, name) in step.into_iter().chain([(8, "alibi"), (9, "sinks"), (10, "mask")]) {
-        launch = launch.operand(name, call, index)?;
-    }
-    for (name, cache) in [("key", keys), ("value", values)] {
-        if let &[_, head, slot, _] = cache.strides.as_slice() {
-            launch = launch
-                .size(format!("{name}_head_stride"), head)?
-                .size(format!("{name}_slot_stride"), slot)?;
+    let finish = |mut launch: Launch, many: usize| -> Result<Launch> {
+        for (index, name) in [(3, "start"), (4, "queries"), (5, "lengths"), (6, "tables")] {
+            launch = launch.operand(name, call, index)?;
         }
+        for (index, name) in [(8, "alibi"), (9, "sinks"), (10, "mask")] {
+            launch = launch.operand(name, call, index)?;
+        }
+        for (name, cache) in [("key", keys), ("value", values)] {
+            if let &[_, head, slot, _] = cache.strides.as_slice() {
+                launch = launch
+                    .size(format!("{name}_head_stride"), head)?
+                    .size(format!("{name}_slot_stride"), slot)?;
+            }
+        }
+        let words = call.tensor(10).and_then(|mask| mask.shape.get(1).copied()).unwrap_or(0);
+        launch = launch.size("block", block)?.size("blocks", blocks)?.size("mask_words", words)?;
+        launch = launch.result("y", call, 0)?.result("log_sum_exp", call, 1)?.size("many", many)?;
+        Ok(launch.flag("PAGED", true))
+    };
+    let mut plan = Vec::new();
+    let tiles = of_tiles(call, &attributes, key_size, (values, value_size), spec)?;
+    // All rows are of one sequence, if there is one, so that there are few only if the step has few.
+    let sequences = tensor(call, 3)?.shape.first().copied().unwrap_or(0);
+    let many = if sequences == 1 { 1 } else { MANY_ROWS };
+    let rest = if tiles.is_some() { many } else { u32::MAX as usize };
+    if let Some(launch) = tiles {
+        let launch =
+            launch.vectors("query", call, 0)?.vectors("key", call, 1)?.vectors("value", call, value_index)?;
+        plan.push(finish(launch, many)?);
     }
-    let words = call.tensor(10).and_then(|mask| mask.shape.get(1).copied()).unwrap_or(0);
-    let launch = launch.size("block", block)?.size("blocks", blocks)?.size("mask_words", words)?;
-    let launch = launch.result("y", call, 0)?.result("log_sum_exp", call, 1)?;
-    Ok(launch.flag("PAGED", true).into())
+    if rest > 1 {
+        let launch = of_heads(call, &attributes, key_size, value_size, shared_bytes)?;
+        let launch = query_and_keys(launch, call, key_size)?.operand("value", call, value_index)?;
+        plan.push(finish(launch, rest)?);
+    }
+    Ok(plan.into())
 }
 
 pub(super) fn attention(op: &Attention, call: &CallDesc, shared_bytes: u32) -> Result<CallPlan> {
@@ -141,3 +234,6 @@ pub(super) fn attention(op: &Attention, call: &CallDesc, shared_bytes: u32) -> R
     let launch = launch.operand("sinks", call, usize::MAX)?;
     Ok(launch.result("y", call, 0)?.into())
 }
+
+#[cfg(test)]
+mod tests;

@@ -151,16 +151,12 @@ impl Launch {
         self.tensor(name, call.tensor(index), Source::Operand(index), true)
     }
 
-    /// Adds an operand of bytes that is read a word at a time.
-    ///
-    /// # Errors
-    /// If its size exceeds 32 bits.
-    pub(crate) fn byte_words(self, name: &'static str, call: &CallDesc, index: usize) -> Result<Self> {
-        let mut launch = self.operand(name, call, index)?;
-        if let Some(tensor) = launch.shader.tensors.last_mut() {
+    /// Reads the tensor that was added last as words; one that is read four elements at a time, as vectors of four words.
+    pub(crate) fn words(mut self) -> Self {
+        if let Some(tensor) = self.shader.tensors.last_mut() {
             tensor.element = Element::U32;
         }
-        Ok(launch)
+        self
     }
 
     /// Adds a part of an operand that is a weight; one that is absent reads as zeros.

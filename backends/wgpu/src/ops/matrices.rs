@@ -18,6 +18,10 @@ const HALVES: &str = include_str!("../../kernels/halves.wgsl");
 const FRAGMENT: usize = 16;
 /// Threads of a subgroup.
 pub(crate) const SUBGROUP: usize = 32;
+/// Columns of a step, and those of it where they do not divide the inputs.
+const LONG_STEP: usize = 64;
+const SHORT_STEP: usize = 32;
+
 /// The tile of a workgroup, and the part of it that each subgroup computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
@@ -30,16 +34,23 @@ struct Tile {
 }
 
 impl Tile {
-    /// The tile for a number of rows. Emulated ones are small, because loops in place of matrices are long to compile.
-    fn of(rows: usize, matrices: Option<Matrices>) -> Self {
-        if matrices == Some(Matrices::Emulated) {
-            return Self { rows: 64, outputs: 32, warp_rows: 32, warp_outputs: 16, step: 32 };
-        }
-        if rows <= 64 {
-            Self { rows: 64, outputs: 64, warp_rows: 32, warp_outputs: 32, step: 32 }
+    /// The tile for a number of rows and inputs, if there is one for the adapter: its step divides the inputs, and workgroup memory has
+    /// room for it. Emulated ones are small, because loops in place of matrices are long to compile.
+    fn of(rows: usize, inputs: usize, spec: &DeviceSpec) -> Option<Self> {
+        let tile = if spec.matrices? == Matrices::Emulated {
+            Self { rows: 64, outputs: 32, warp_rows: 32, warp_outputs: 16, step: SHORT_STEP }
+        } else if rows <= 64 {
+            Self { rows: 64, outputs: 64, warp_rows: 32, warp_outputs: 32, step: LONG_STEP }
         } else {
-            Self { rows: 128, outputs: 128, warp_rows: 64, warp_outputs: 64, step: 32 }
-        }
+            Self { rows: 128, outputs: 128, warp_rows: 64, warp_outputs: 32, step: LONG_STEP }
+        };
+        let tiles = [tile.step, SHORT_STEP].map(|step| Self { step, ..tile });
+        tiles.into_iter().find(|tile| inputs.is_multiple_of(tile.step) && tile.fits(1, spec))
+    }
+
+    /// Whether workgroup memory has room for this number of tiles of both factors.
+    fn fits(&self, buffers: usize, spec: &DeviceSpec) -> bool {
+        self.shared_bytes(buffers) <= spec.limits.max_compute_workgroup_storage_size as usize
     }
 
     fn threads(&self) -> usize {
@@ -64,8 +75,7 @@ pub(super) fn suits(
     let Some(x) = call.tensor(0) else { return false };
     let (&[rows, inputs], &[stride, _]) = (x.shape.as_slice(), x.strides.as_slice()) else { return false };
     let whole_row = || call.tensor(1).is_some_and(|norm| norm.shape == [inputs]);
-    let aligned =
-        inputs > 0 && inputs.is_multiple_of(Tile::of(rows, spec.matrices).step) && stride.is_multiple_of(4);
+    let aligned = inputs > 0 && stride.is_multiple_of(4) && Tile::of(rows, inputs, spec).is_some();
     let fits = |part: &weight::Layout| match (part.element, x.dtype) {
         (WeightElement::F16, DType::F16) | (WeightElement::BF16, DType::BF16) => true,
         (WeightElement::Integers { .. } | WeightElement::Floats4, DType::F16 | DType::BF16) => {
@@ -73,11 +83,7 @@ pub(super) fn suits(
         }
         _ => false,
     };
-    spec.matrices.is_some()
-        && rows > FEW_ROWS
-        && aligned
-        && (fused.norm.is_none() || whole_row())
-        && parts.iter().all(fits)
+    rows > FEW_ROWS && aligned && (fused.norm.is_none() || whole_row()) && parts.iter().all(fits)
 }
 
 /// The dispatches of a linear layer that [`suits`]: one that converts the rows, unless they can be read as they are, and one per
@@ -119,24 +125,26 @@ pub(super) fn plan(
         }
         plan.launches.push(launch);
     }
-    let tile = Tile::of(rows, spec.matrices);
-    let double = tile.shared_bytes(2) <= spec.limits.max_compute_workgroup_storage_size as usize;
+    let tile =
+        Tile::of(rows, inputs, spec).ok_or_else(|| Error::internal("no tile suits the linear layer"))?;
+    let double = tile.fits(2, spec);
     for (index, part) in parts.iter().enumerate() {
         let units = units(part);
         let groups = units.div_ceil(tile.outputs / UNIT).saturating_mul(rows.div_ceil(tile.rows));
         let mut launch = Launch::new(super::linear::SOURCE, "linear_matrices").groups(groups);
         launch.shader.parts.push(SOURCE);
         launch = if direct { launch.vectors("x", call, 0)? } else { launch.scratch("x", &halves, true)? };
-        launch = launch.weight_part("w", fused.weight, index, Some(part))?;
-        let halves = part.element == WeightElement::F16;
+        launch = launch.words().weight_part("w", fused.weight, index, Some(part))?;
+        // The kernel says why its weight is writable.
         if let Some(weight) = launch.shader.tensors.last_mut() {
-            weight.vectors = halves;
+            weight.read_only = false;
         }
         launch = launch.operand("bias", call, fused.bias.unwrap_or(usize::MAX))?;
         if scaled {
             launch = launch.scratch("x_scales", &scales, false)?.flag("X_SCALED", true);
         }
         let vectors = tile.step / (UNIT * part.quads());
+        let partial = !(tile.outputs * vectors).is_multiple_of(tile.threads());
         let constants = [
             ("TILE_ROWS", tile.rows),
             ("TILE_OUTPUTS", tile.outputs),
@@ -154,7 +162,10 @@ pub(super) fn plan(
         launch =
             launch.size("inputs", inputs)?.size("first_unit", part.first / UNIT)?.size("units", units)?;
         launch = launch.flag(MATRICES, true).flag(EMULATED, spec.matrices == Some(Matrices::Emulated));
-        launch = launch.flag("HALVES", halves).flag("SCALED", !halves).flag("DOUBLE", double);
+        launch = launch
+            .flag("SCALED", part.element != WeightElement::F16)
+            .flag("DOUBLE", double)
+            .flag("PARTIAL", partial);
         plan.launches.push(finish(launch)?);
     }
     Ok(plan)

@@ -34,7 +34,7 @@ pub(super) fn linear_w8a8(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan
         let tiling = Tiling::new(rows, part.first / UNIT, part.rows.div_ceil(UNIT));
         let entry = if tiling.few { "linear_w8a8_few" } else { "linear_w8a8_many" };
         let launch = tiling.apply(Launch::new(SOURCE, entry).groups(tiling.groups), part)?;
-        let launch = launch.byte_words("x", call, 0)?.operand("scales", call, 1)?;
+        let launch = launch.operand("x", call, 0)?.words().operand("scales", call, 1)?;
         let launch = launch.weight_part("w", 2, index, Some(part))?.operand("bias", call, 3)?;
         let launch = launch.result("y", call, 0)?.size("inputs", inputs)?;
         let launch = launch.size("outputs", weight_type.rows())?;

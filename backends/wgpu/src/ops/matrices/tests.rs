@@ -1,7 +1,10 @@
 //! Tests of the choice of kernels, and of their sources, which need no adapter.
 
 use super::*;
-use crate::ops::linear::{self, Epilogue};
+use crate::ops::{
+    linear::{self, Epilogue},
+    sources::{check_sources, entries, spec, tensor},
+};
 use dsrun_core::{
     WeightFormat, WeightType,
     kernels::OperandDesc,
@@ -9,35 +12,6 @@ use dsrun_core::{
     region::well_known::{Heads, MlpActivation},
 };
 use rstest::rstest;
-use wgpu::{
-    Limits,
-    naga::{
-        back::spv,
-        front::wgsl,
-        valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator},
-    },
-};
-
-fn spec(matrices: Option<Matrices>) -> DeviceSpec {
-    let limits = Limits { max_compute_workgroup_storage_size: 48 << 10, ..Limits::default() };
-    DeviceSpec {
-        name: "test".into(),
-        f16: true,
-        i16: true,
-        subgroup: Some(32),
-        matrices,
-        timestamps: false,
-        software: false,
-        alignment: 256,
-        part_bytes: 1 << 30,
-        limits,
-    }
-}
-
-fn tensor(dtype: DType, shape: &[usize]) -> Option<OperandDesc> {
-    Some(OperandDesc::Tensor(TensorDesc::dense(dtype, shape)))
-}
-
 fn weight(format: &str, shape: [usize; 2]) -> Option<OperandDesc> {
     let format = WeightFormat::from_name(format).unwrap();
     Some(OperandDesc::Weight(WeightType { format, shape: shape.to_vec() }))
@@ -53,35 +27,14 @@ fn call(dtype: DType, format: &str, [rows, outputs, inputs]: [usize; 3]) -> Call
     }
 }
 
-fn entries(plan: &CallPlan) -> Vec<&'static str> {
-    plan.launches.iter().map(|launch| launch.shader.entry).collect()
-}
-
-/// Compiles a shader to SPIR-V.
-fn compile(launch: &Launch) -> Result<usize, String> {
-    let source = launch.shader.source();
-    let module = wgsl::parse_str(&source).map_err(|error| error.emit_to_string(&source))?;
-    let mut validator = Validator::new(ValidationFlags::all(), Capabilities::all());
-    validator.subgroup_stages(ShaderStages::all()).subgroup_operations(SubgroupOperationSet::all());
-    let info = validator.validate(&module).map_err(|error| error.emit_to_string(&source))?;
-    let options = spv::Options { lang_version: (1, 3), ..spv::Options::default() };
-    spv::write_vec(&module, &info, &options, None).map(|words| words.len()).map_err(|error| error.to_string())
-}
-
-fn check_sources(plan: &CallPlan) {
-    for launch in &plan.launches {
-        if let Err(error) = compile(launch) {
-            panic!("{}: {error}", launch.shader.entry);
-        }
-    }
-}
-
 const MATRICES_ALONE: &[&str] = &["linear_matrices"];
 const AFTER_HALVES: &[&str] = &["halves_of_rows", "linear_matrices"];
 const TILED: &[&str] = &["linear_many"];
 
 #[rstest]
 #[case::f16(DType::F16, "f16", [512, 96, 64], MATRICES_ALONE)]
+#[case::half_a_long_step(DType::F16, "f16", [512, 96, 96], MATRICES_ALONE)]
+#[case::half_a_long_step_of_groups(DType::F16, "q4_0", [64, 96, 96], MATRICES_ALONE)]
 #[case::few_rows(DType::F16, "f16", [8, 96, 64], &["linear_few"])]
 #[case::part_of_a_step(DType::F16, "f16", [512, 96, 72], TILED)]
 #[case::f32(DType::F32, "f32", [512, 96, 64], TILED)]
@@ -109,6 +62,26 @@ fn products_of_many_rows_are_by_matrices(
 fn adapters_without_matrices_use_tiles() {
     let plan = linear::linear(&call(DType::F16, "f16", [512, 96, 64]), &spec(None)).unwrap();
     assert_eq!(entries(&plan), TILED);
+    check_sources(&plan);
+}
+
+#[rstest]
+#[case::much(48 << 10, [512, 96, 64], Some(64))]
+#[case::half_a_step(48 << 10, [512, 96, 96], Some(32))]
+#[case::little(32 << 10, [512, 96, 64], Some(32))]
+#[case::too_little(16 << 10, [512, 96, 64], None)]
+#[case::too_little_for_many_rows_only(20 << 10, [64, 96, 64], Some(32))]
+fn steps_fit_into_workgroup_memory(
+    #[case] bytes: u32,
+    #[case] sizes: [usize; 3],
+    #[case] expected: Option<u32>,
+) {
+    let mut spec = spec(Some(Matrices::Cooperative));
+    spec.limits.max_compute_workgroup_storage_size = bytes;
+    let plan = linear::linear(&call(DType::F16, "f16", sizes), &spec).unwrap();
+    let constants = &plan.launches[0].shader.constants;
+    let step = constants.iter().find(|(name, _)| *name == "STEP").map(|(_, step)| *step);
+    assert_eq!(step, expected, "{:?}", entries(&plan));
     check_sources(&plan);
 }
 
