@@ -1,7 +1,10 @@
 //! Keys that are typed while an answer is written do not appear in it.
 
 #[cfg(unix)]
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use rustix::{
+    process::getpgrp,
+    termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr},
+};
 #[cfg(unix)]
 use std::{
     io::stdin,
@@ -43,4 +46,12 @@ pub(crate) fn restore() {
         // The terminal may be gone.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
     }
+}
+
+/// Whether this process is in the background of its terminal. The system stops such a process when it changes the modes.
+pub(crate) fn in_background() -> bool {
+    #[cfg(unix)]
+    return tcgetpgrp(stdin()).is_ok_and(|foreground| foreground != getpgrp());
+    #[cfg(not(unix))]
+    false
 }

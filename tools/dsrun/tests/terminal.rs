@@ -6,15 +6,17 @@
 #[path = "../src/serve/tests/model.rs"]
 mod model;
 
+use rstest::rstest;
 use rustix::{
     fs::{Mode, OFlags, open},
     io::{FdFlags, fcntl_setfd},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
+    termios::{Action, LocalModes, Winsize, tcflow, tcgetattr, tcsetwinsize},
 };
 use std::{
     fs::{self, File},
     io::{Read, Write},
+    os::unix::process::ExitStatusExt,
     process::{Child, Command, ExitStatus},
     sync::{Arc, Mutex},
     thread,
@@ -41,6 +43,10 @@ struct Chat {
 impl Chat {
     /// Starts a conversation with answers of so many tokens, and waits until it asks for a line.
     fn start(tokens: &str) -> Self {
+        Self::start_with(&["--quiet"], tokens)
+    }
+
+    fn start_with(flags: &[&str], tokens: &str) -> Self {
         let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&keyboard).unwrap();
         unlockpt(&keyboard).unwrap();
@@ -53,7 +59,8 @@ impl Chat {
         assert!(echoes(&terminal));
         let (model, cache) = (model::tiny(), tempfile::tempdir().unwrap());
         let process = Command::new(env!("CARGO_BIN_EXE_dsrun"))
-            .args(["chat", "--quiet", "--temperature", "0", "-n", tokens])
+            .args(["chat", "--temperature", "0", "-n", tokens])
+            .args(flags)
             .arg(model.path())
             .env("TERM", "xterm")
             .env("NO_COLOR", "1")
@@ -100,6 +107,17 @@ impl Chat {
         self.wait("an answer", |chat| {
             chat.shown().rsplit_once(&format!("{question}\r\n")).is_some_and(|(_, answer)| answer.len() > 10)
         });
+    }
+
+    /// Stops the output to the terminal at once, as Ctrl-S does a little later.
+    fn stops_output(&self) {
+        tcflow(&self.terminal, Action::OOff).unwrap();
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.process.id().to_string();
+        // The process may have ended.
+        let _ = Command::new("kill").args(["-s", name, &id]).status().unwrap();
     }
 
     fn wait(&self, what: &str, is_there: impl Fn(&Self) -> bool) {
@@ -169,13 +187,39 @@ fn the_terminal_is_restored_at_the_end() {
 fn the_terminal_is_restored_after_interrupts() {
     let mut chat = Chat::start("3900");
     chat.asks("Hello");
-    // Ctrl-S stops the output, so that the program cannot see that it shall stop: the second interrupt ends it.
-    chat.keyboard.write_all(b"\x13").unwrap();
-    let interrupt = |chat: &Chat| {
-        let id = chat.process.id().to_string();
-        // The process may have ended.
-        let _ = Command::new("kill").args(["-INT", &id]).status().unwrap();
-    };
-    assert_eq!(chat.ended(interrupt).code(), Some(130));
+    // The program writes, so it cannot see that it shall stop: the second interrupt ends it.
+    chat.stops_output();
+    assert_eq!(chat.ended(|chat| chat.signal("INT")).code(), Some(130));
+    assert!(echoes(&chat.terminal));
+}
+
+#[rstest]
+#[case("TERM", 15)]
+#[case("HUP", 1)]
+fn the_terminal_is_restored_when_a_signal_ends_the_program(#[case] name: &str, #[case] number: i32) {
+    let mut chat = Chat::start("3900");
+    chat.asks("Hello");
+    assert!(!echoes(&chat.terminal));
+    chat.signal(name);
+    assert_eq!(chat.ended(|_| ()).signal(), Some(number));
+    assert!(echoes(&chat.terminal));
+}
+
+#[test]
+fn the_terminal_is_restored_when_a_signal_ends_the_program_at_its_prompt() {
+    let mut chat = Chat::start("1000");
+    assert!(!echoes(&chat.terminal));
+    chat.signal("TERM");
+    assert_eq!(chat.ended(|_| ()).signal(), Some(15));
+    assert!(echoes(&chat.terminal));
+}
+
+#[test]
+fn a_signal_ends_the_program_while_the_output_is_stopped() {
+    let mut chat = Chat::start_with(&[], "3900");
+    chat.asks("Hello");
+    chat.stops_output();
+    chat.signal("TERM");
+    assert_eq!(chat.ended(|_| ()).signal(), Some(15));
     assert!(echoes(&chat.terminal));
 }
