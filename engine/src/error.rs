@@ -76,6 +76,19 @@ pub enum EngineError {
         available: u64,
     },
 
+    /// The layers that are read from disk for every step do not fit into the memory of the host two at a time.
+    #[error(
+        "layers that are read from disk take {} of host memory, two at a time, and {} are available\nhint: raise --host-memory",
+        Bytes(*needed),
+        Bytes(*available)
+    )]
+    ReadAhead {
+        /// Bytes of two layers.
+        needed: u64,
+        /// Bytes that weights may take on the host.
+        available: u64,
+    },
+
     /// A prompt is longer than the context.
     #[error(
         "the prompt has {tokens} tokens, but the context holds {context}: shorten it, or raise --context"

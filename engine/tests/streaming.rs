@@ -351,7 +351,7 @@ fn folders_and_budgets_that_cannot_be_used_are_named() {
 
     let options = on_disk(&options, folder.path(), 2 * layer - 1);
     let error = EnginePlan::new(&model, &*device(), &options).unwrap_err();
-    assert!(matches!(error, EngineError::HostMemory { .. }), "{error}");
+    assert!(matches!(error, EngineError::ReadAhead { .. }), "{error}");
 }
 
 /// Models, formats and weights each have a file of their own.

@@ -278,7 +278,7 @@ impl StreamPlan {
     /// is not known.
     ///
     /// # Errors
-    /// [`EngineError::HostMemory`] if the budget is too small for two layers.
+    /// [`EngineError::ReadAhead`] if the budget is too small for two layers.
     pub(crate) fn with_disk(mut self, folder: &Path, budget: Option<u64>) -> Result<Self> {
         let (all, slot) = (self.layers.len(), self.slot_bytes as u64);
         let budget = budget.unwrap_or(MOST_READ_AHEAD * slot);
@@ -287,7 +287,7 @@ impl StreamPlan {
         } else {
             let read_ahead = (LEAST_READ_AHEAD..=MOST_READ_AHEAD).rev().find(|count| count * slot <= budget);
             let Some(read_ahead) = read_ahead else {
-                return Err(EngineError::HostMemory { needed: LEAST_READ_AHEAD * slot, available: budget });
+                return Err(EngineError::ReadAhead { needed: LEAST_READ_AHEAD * slot, available: budget });
             };
             let kept = (budget / slot.max(1) - read_ahead).min(all as u64 - 1);
             let layers = all - usize::try_from(kept).unwrap_or(0);
