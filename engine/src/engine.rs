@@ -118,6 +118,11 @@ impl Engine {
         self.runner.executor().check_ranks()
     }
 
+    /// Ends every wait for this rank, which cannot go on. The engine can only be dropped afterwards.
+    pub(crate) fn abandon(&self, reason: &str) {
+        self.runner.executor().abandon(reason);
+    }
+
     /// The program of decode-only steps, after all passes.
     pub fn program(&self) -> &Program {
         self.runner.plan().program()

@@ -1,4 +1,5 @@
-//! A device whose n-th call of a kind fails, for every n: no answer is wrong, nobody waits forever, and no memory stays behind.
+//! A device whose n-th call of a kind fails, for every n, alone or as one of several ranks: no answer is wrong, nobody waits forever, and
+//! no memory stays behind.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -8,6 +9,10 @@ use dsrun_core::{Code, device::Device};
 use dsrun_engine::{
     EmbeddingRequest, EngineOptions, EnginePlan, ExpertsIn, KvIn, PrefixStore, Request, SamplingOptions,
     Speculation, WeightsIn,
+    passes::{
+        partition::PipelineOptions,
+        shard::{MeshCosts, ShardPolicy},
+    },
     service::{Service, ServiceError, ServiceOptions, TokenStream},
 };
 use dsrun_test_support::faulty_device::{Fault, FaultyDevice, Operation};
@@ -54,9 +59,15 @@ enum Way {
     Draft,
     /// Prompts that were evicted come back from host memory or a file.
     Prefixes,
+    /// The device is one of two tensor-parallel ranks, or holds one of two stages: the first, which schedules, or the second.
+    Split { stages: usize, rank: usize },
 }
 
 impl Way {
+    fn is_split(self) -> bool {
+        matches!(self, Self::Split { .. })
+    }
+
     fn model(self) -> &'static str {
         if self == Self::ExpertsInHost { "mixtral" } else { "llama3" }
     }
@@ -82,6 +93,20 @@ impl Way {
             Self::ExpertsInHost => {
                 EngineOptions { experts: ExpertsIn::Host, resident_layers: none, step_tokens: 20, ..room }
             }
+            Self::Split { stages, .. } => {
+                // Exchanges count as free, so that a model as small as this one is split.
+                let costs = MeshCosts {
+                    latency_us: 0.0,
+                    gather_latency_us: 0.0,
+                    link_bandwidth: 1e15,
+                    ..MeshCosts::HOST
+                };
+                EngineOptions {
+                    shard: ShardPolicy { costs: Some(costs), ..ShardPolicy::default() },
+                    pipeline: PipelineOptions { stages, ..PipelineOptions::default() },
+                    ..room
+                }
+            }
             Self::Draft => EngineOptions { speculation: Some(Speculation::Draft { tokens: 3 }), ..room },
             Self::Prefixes => EngineOptions {
                 prefix_store: PrefixStore {
@@ -95,11 +120,11 @@ impl Way {
     }
 }
 
-/// What a run gave: each answer or its error, and the embedding or its error.
+/// What a run gave: each answer or its error, and the embedding or its error; several ranks give none.
 #[derive(Clone, Debug, PartialEq)]
 struct Outcome {
     answers: Vec<Result<Vec<u32>, String>>,
-    embedding: Result<Vec<u32>, String>,
+    embedding: Option<Result<Vec<u32>, String>>,
 }
 
 fn answer(mut stream: TokenStream) -> Result<Vec<u32>, String> {
@@ -114,7 +139,14 @@ fn answer(mut stream: TokenStream) -> Result<Vec<u32>, String> {
 /// Loads the model and serves three answers, the last of them once more, and an embedding; the error if it does not load.
 fn serve(way: Way, device: Arc<dyn Device>, folder: &Path) -> Result<Outcome, String> {
     let (model, options) = (&open(way.model()), way.options(folder));
+    // The device is the first, unless another rank comes before it.
+    let mut devices = vec![device];
+    if let Way::Split { rank, .. } = way {
+        devices.insert(1 - rank, self::device());
+    }
+    let device = devices[0].clone();
     let plan = match way {
+        Way::Split { .. } => EnginePlan::on_devices(model, &devices, &options),
         Way::Draft => EnginePlan::with_draft(model, &Arc::new(open(way.model())), &*device, &options),
         _ => EnginePlan::new(model, &*device, &options),
     };
@@ -132,26 +164,28 @@ fn serve(way: Way, device: Arc<dyn Device>, folder: &Path) -> Result<Outcome, St
         ..Request::new((0..5 + 4 * index).map(|token| (token * 7 + index) % 96).collect::<Vec<u32>>())
     };
     let asked: Vec<_> = (0..3).map(|index| handle.submit(request(index))).collect();
-    let embedded = handle.embed(EmbeddingRequest { tokens: vec![3, 1, 4], ..EmbeddingRequest::default() });
+    let embed = || handle.embed(EmbeddingRequest { tokens: vec![3, 1, 4], ..EmbeddingRequest::default() });
+    let embedded = (!way.is_split()).then(embed);
     let answers = asked.into_iter().map(|asked| answer(asked.map_err(|error| error.to_string())?));
     let mut answers: Vec<_> = answers.collect();
     answers.push(handle.submit(request(2)).map_err(|error| error.to_string()).and_then(answer));
-    let embedding = embedded.and_then(|embedded| embedded.blocking());
     let bits = |vector: Vec<f32>| vector.into_iter().map(f32::to_bits).collect();
-    let embedding = embedding.map(bits).map_err(|error| error.to_string());
+    let embedding = embedded.map(|embedded| {
+        embedded.and_then(|embedded| embedded.blocking()).map(bits).map_err(|error| error.to_string())
+    });
     service.stop(PATIENCE).unwrap();
     Ok(Outcome { answers, embedding })
 }
 
 /// The same with a time limit. A panic while the model is loaded is an error like others.
-fn serve_in_time(way: Way, device: &Arc<FaultyDevice>, folder: &Path) -> Result<Outcome, String> {
+fn serve_in_time(way: Way, device: &Arc<FaultyDevice>, folder: &Path, what: &str) -> Result<Outcome, String> {
     let (sender, receiver) = mpsc::channel();
     let (device, folder): (Arc<dyn Device>, _) = (device.clone(), folder.to_owned());
     thread::spawn(move || {
         let served = catch_unwind(AssertUnwindSafe(|| serve(way, device, &folder)));
         let _ = sender.send(served.unwrap_or_else(|_| Err("it panicked".to_owned())));
     });
-    receiver.recv_timeout(PATIENCE).expect("a run does not end")
+    receiver.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what}: it does not end"))
 }
 
 #[rstest]
@@ -199,15 +233,31 @@ fn a_fault_in_any_way_of_serving_gives_an_error_or_the_right_answer(
     }
 }
 
+/// The other rank neither waits for the one that fails nor answers without it.
+#[rstest]
+#[case::first_of_two_ranks(Way::Split { stages: 1, rank: 0 })]
+#[case::second_of_two_ranks(Way::Split { stages: 1, rank: 1 })]
+#[case::first_of_two_stages(Way::Split { stages: 2, rank: 0 })]
+#[case::second_of_two_stages(Way::Split { stages: 2, rank: 1 })]
+fn a_fault_of_a_rank_gives_an_error_or_the_right_answer(#[case] way: Way) {
+    for operation in [Operation::Allocate, Operation::Create, Operation::Prepack, Operation::Launch] {
+        check_faults(way, Fault::Error(Code::OutOfMemory), operation);
+    }
+    for operation in [Operation::Bind, Operation::Replay] {
+        check_faults(way, Fault::Panic, operation);
+    }
+}
+
 fn check_faults(way: Way, fault: Fault, operation: Operation) {
     let sound = |folder: &Path| {
         let device = FaultyDevice::new(device());
-        let served = serve_in_time(way, &device, folder).expect("without a fault it is served");
+        let served = serve_in_time(way, &device, folder, "no fault").expect("without a fault it is served");
         (served, device.count(operation))
     };
     let folder = || tempfile::tempdir().unwrap();
     let (expected, count) = sound(folder().path());
-    assert!(expected.answers.iter().all(Result::is_ok) && expected.embedding.is_ok(), "{expected:?}");
+    let mut all = expected.answers.iter().chain(&expected.embedding);
+    assert!(all.all(Result::is_ok), "{expected:?}");
     // How requests share steps depends on when they arrive, so runs may differ by a few calls.
     let count = (1..RUNS).map(|_| sound(folder().path()).1).fold(count, usize::min);
     assert!(count > 0, "{way:?} has no {operation:?}");
@@ -218,18 +268,17 @@ fn check_faults(way: Way, fault: Fault, operation: Operation) {
         let faulty = || {
             let (device, folder) = (FaultyDevice::new(device()), folder());
             device.arm(operation, nth, fault);
-            let found = serve_in_time(way, &device, folder.path());
+            let found = serve_in_time(way, &device, folder.path(), &what);
             (device, folder, found)
         };
         let mut runs = (0..TRIES).map(|_| faulty());
         let (device, folder, found) =
             runs.find(|(device, ..)| device.has_failed()).unwrap_or_else(|| panic!("{what} does not come"));
         if let Ok(found) = found {
-            for (found, expected) in found.answers.iter().zip(&expected.answers) {
+            let pairs = found.answers.iter().zip(&expected.answers);
+            for (found, expected) in pairs.chain(found.embedding.iter().zip(&expected.embedding)) {
                 assert!(found.is_err() || found == expected, "{what}: {found:?}, not {expected:?}");
             }
-            let (found, expected) = (&found.embedding, &expected.embedding);
-            assert!(found.is_err() || found == expected, "{what}: another embedding");
         }
         assert_eq!(device.memory().used, 0, "{what}: memory stays behind");
         // What was written before the fault is used by the next start, or made again.

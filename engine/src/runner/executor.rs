@@ -15,7 +15,7 @@ use crate::{
     trace::{RankTrace, SpanKind},
 };
 use dsrun_core::{
-    Error,
+    Code, Error,
     device::{BufferSlice, Device, Stream},
 };
 use std::{
@@ -182,6 +182,13 @@ impl Executor {
         match &self.followers {
             Some(followers) => followers.abort(reason),
             None => self.plan.programs.mesh().into_iter().for_each(|mesh| mesh.abort(reason)),
+        }
+    }
+
+    /// Ends every wait of the other ranks for this one, which cannot go on.
+    pub(crate) fn abandon(&self, reason: &str) {
+        if let Some(followers) = &self.followers {
+            followers.root_cause(Error::new(Code::Panic, reason).into());
         }
     }
 

@@ -46,7 +46,10 @@ impl EngineThread {
             Ok(Ok(())) => ServiceError::Stopped,
             Ok(Err(error)) => ServiceError::Failed { message: error.to_string().into() },
             Err(panic) => {
-                ServiceError::Failed { message: format!("it panicked: {}", panic_message(&*panic)).into() }
+                let message = format!("it panicked: {}", panic_message(&*panic));
+                // The other ranks wait for this one, and dropping the engine waits for them.
+                self.engine.abandon(&message);
+                ServiceError::Failed { message: message.into() }
             }
         };
         if matches!(reason, ServiceError::Failed { .. }) {
