@@ -90,12 +90,15 @@ fn of_tiles(
     spec: &DeviceSpec,
 ) -> Result<Option<Launch>> {
     let (query, keys) = (tensor(call, 0)?, tensor(call, 1)?);
-    let rows = query.shape.first().copied().unwrap_or(0);
+    let rows_of = |tensor: &TensorDesc| tensor.shape.first().copied().unwrap_or(0);
+    let (rows, sequences) = (rows_of(query), rows_of(tensor(call, 3)?));
     let inner =
         |tensor: &TensorDesc| tensor.strides.iter().rev().skip(1).all(|stride| stride.is_multiple_of(4));
     let (key_quads, quads) = (key_size / 4, value_size / 4);
     let limit = spec.limits.max_compute_workgroup_storage_size as usize;
+    // A step of generation has a row for each sequence.
     let suits = rows >= MANY_ROWS
+        && rows > sequences
         && op.mask != AttentionMask::Explicit
         && [key_size, value_size].iter().all(|size| *size > 0 && size.is_multiple_of(4))
         && [query, keys, values].into_iter().all(inner)

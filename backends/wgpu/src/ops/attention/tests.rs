@@ -49,6 +49,7 @@ const TILES_ALONE: &[&str] = &["attention_tiled"];
 #[case::bf16_of_several(DType::BF16, [64, 3], [128, 128], &["attention_tiled", "attention"])]
 #[case::large_heads(DType::F16, [64, 1], [256, 256], TILES_ALONE)]
 #[case::odd_heads(DType::F16, [64, 1], [10, 10], BY_ROWS)]
+#[case::generation(DType::F16, [64, 64], [128, 128], BY_ROWS)]
 #[case::few_rows(DType::F16, [15, 1], [128, 128], BY_ROWS)]
 fn many_rows_are_in_tiles(
     #[case] dtype: DType,
