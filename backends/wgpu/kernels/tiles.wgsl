@@ -27,8 +27,6 @@ struct Segment {
     // The keys that any row sees.
     first_key: i32,
     end_key: i32,
-    // The keys that are in the cache.
-    length: i32,
 }
 
 fn sequences() -> u32 {
@@ -56,9 +54,8 @@ fn segment_of(sequence: u32, first: u32, rows: u32) -> Segment {
     let kv_length = lengths_get(sequence * P.lengths_stride);
     segment.origin = kv_length - i32(of_sequence.y - of_sequence.x) - i32(of_sequence.x);
     // The block table has pages for this many keys at most. The product is computed in f32 because it may exceed 32 bits.
-    segment.length = max(kv_length, 0);
-    if (f32(P.blocks) * f32(P.block) < 2147483000.0) { segment.length = min(segment.length, i32(P.blocks * P.block)); }
-    segment.end_key = segment.length;
+    segment.end_key = max(kv_length, 0);
+    if (f32(P.blocks) * f32(P.block) < 2147483000.0) { segment.end_key = min(segment.end_key, i32(P.blocks * P.block)); }
 #if CAUSAL
     segment.end_key = min(segment.end_key, segment.origin + i32(segment.end_row));
 #endif

@@ -2,7 +2,8 @@
 // the environment names:
 //
 //   FILE_FAULTS_UNDER  the folder
-//   FILE_FAULTS_KIND   read (read, pread, mmap), open, write (write, pwrite, ftruncate, fsync, rename, copies)
+//   FILE_FAULTS_KIND   read (read, pread, mmap), open, write (write, pwrite, ftruncate, fsync, rename, copies);
+//                      with any other word no call fails
 //   FILE_FAULTS_AT     the number of the call, from 1 on
 //   FILE_FAULTS_LOG    a file that gets a line with the call and its file when it fails
 #define _GNU_SOURCE
