@@ -17,6 +17,7 @@ mod norm;
 mod plane;
 mod quant;
 mod quant_group;
+mod rank_sum;
 mod region;
 mod rope;
 mod sampling;
@@ -136,6 +137,13 @@ pub const TABLES: &[Table] = &[
         quant::linear_w8a8_activation,
         quant::drawn_linear_w8a8_activation,
     ),
+    table("linear_all_reduce", FLOATS, rank_sum::linear_all_reduce, rank_sum::drawn_linear_all_reduce),
+    table(
+        "linear_all_reduce_add",
+        FLOATS,
+        rank_sum::linear_all_reduce_add,
+        rank_sum::drawn_linear_all_reduce_add,
+    ),
     table("mixture", FLOATS, mixture::mixture, mixture::drawn_mixture),
 ];
 
@@ -146,7 +154,7 @@ mod tests {
     use super::*;
     use dsrun_core::op::Op;
 
-    const REGIONS: [&str; 12] = [
+    const REGIONS: [&str; 14] = [
         "add_rms_norm",
         "norm_linear",
         "linear_add",
@@ -158,6 +166,8 @@ mod tests {
         "linear_w8a8_add",
         "linear_w8a8_heads",
         "linear_w8a8_activation",
+        "linear_all_reduce",
+        "linear_all_reduce_add",
         "mixture",
     ];
 

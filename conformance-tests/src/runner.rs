@@ -18,7 +18,7 @@ mod image;
 pub mod lowering;
 
 use crate::{
-    case::Case,
+    case::{CallCase, Case},
     verdict::{Verdict, Worst},
 };
 use call::{CallRun, Stop};
@@ -83,16 +83,24 @@ impl fmt::Display for Report {
 /// Runs a case. Rank `i` of a collective runs on `devices[i]`, in a thread of its own, so that there must be as many devices as
 /// the case has calls.
 pub fn run(case: &Case, devices: &[Arc<dyn Device>]) -> Report {
-    let result = match (case.calls.as_slice(), devices) {
+    judge(case, run_calls(case, devices, &call::run))
+}
+
+/// Runs a call of a case, with the group of its ranks if there is one.
+type RunCall<'a> =
+    dyn Fn(&CallCase, &Arc<dyn Device>, Option<Arc<dyn Comm>>) -> Result<CallRun, Stop> + Sync + 'a;
+
+/// Runs the calls of a case, one on each rank.
+fn run_calls(case: &Case, devices: &[Arc<dyn Device>], run: &RunCall<'_>) -> Result<Vec<CallRun>, Stop> {
+    match (case.calls.as_slice(), devices) {
         (_, few) if few.len() < case.calls.len() => {
             Err(Stop::Unsupported(format!("needs {} devices, there are {}", case.calls.len(), few.len())))
         }
         ([call], [device, ..]) if call.op.mesh_axis().is_none() => {
-            call::run(call, device, None).map(|run| vec![run])
+            run(call, device, None).map(|run| vec![run])
         }
-        _ => run_ranks(case, devices),
-    };
-    judge(case, result)
+        _ => run_ranks(case, devices, run),
+    }
 }
 
 fn judge(case: &Case, result: Result<Vec<CallRun>, Stop>) -> Report {
@@ -120,7 +128,7 @@ fn judge(case: &Case, result: Result<Vec<CallRun>, Stop>) -> Report {
 }
 
 /// Runs every rank in a thread of its own. If one of them fails, it aborts the group, so that the others do not wait.
-fn run_ranks(case: &Case, devices: &[Arc<dyn Device>]) -> Result<Vec<CallRun>, Stop> {
+fn run_ranks(case: &Case, devices: &[Arc<dyn Device>], run_call: &RunCall<'_>) -> Result<Vec<CallRun>, Stop> {
     let collective = devices.first().and_then(|device| device.collective());
     let id = collective
         .ok_or_else(|| Stop::Unsupported("the device has no collectives".into()))?
@@ -130,7 +138,7 @@ fn run_ranks(case: &Case, devices: &[Arc<dyn Device>]) -> Result<Vec<CallRun>, S
         let run = |rank: usize| {
             let device = &devices[rank];
             let comm = join(device.collective(), &id, rank, ranks)?;
-            let result = call::run(&case.calls[rank], device, Some(comm.clone()));
+            let result = run_call(&case.calls[rank], device, Some(comm.clone()));
             if result.is_err() {
                 comm.abort(call::ABORT_REASON);
             }

@@ -233,14 +233,16 @@ impl Item {
     pub fn run(&self, subject: &Subject) -> Report {
         let run = || match &self.work {
             Work::Check(check) => check.report(subject),
-            Work::Case(case) => match subject.ranks(case.calls.len()) {
-                Ok(devices) => runner::run(&self.for_device(case, subject), &devices),
+            Work::Case(case) | Work::Lowered(case) => match subject.ranks(case.calls.len()) {
+                Ok(devices) if matches!(self.work, Work::Case(_)) => {
+                    runner::run(&self.for_device(case, subject), &devices)
+                }
+                Ok(devices) => lowering::run(&self.for_device(case, subject), &devices),
                 Err(error) => {
                     let status = Status::Failed(vec![format!("a device cannot be opened: {error}")]);
                     Report { id: self.id.clone(), status, verdicts: Vec::new() }
                 }
             },
-            Work::Lowered(case) => lowering::run(&self.for_device(case, subject), subject.device()),
         };
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Report {
             id: self.id.clone(),

@@ -130,6 +130,10 @@ fn norm_linear_has_the_result_of_the_layer(#[case] bias: bool, #[case] operands:
     &["bf16[?t, 64]"], &["i8[?t, 64]", "f32[?t]"], &[None, None])]
 #[case::linear_w8a8_add(well_known::linear_w8a8_add(DType::F16, true, ADD),
     &["i8[?t, 32]", "f32[?t]", "weight int8[64, 32]", "f32[64]", "f16[?t, 64]"], &["f16[?t, 64]"], &[None])]
+#[case::linear_all_reduce(well_known::linear_all_reduce(DType::BF16, true, SUM),
+    &["bf16[?t, 32]", "weight bf16[64, 32]", "bf16[64]"], &["bf16[?t, 64]"], &[None])]
+#[case::linear_all_reduce_add(well_known::linear_all_reduce_add(DType::BF16, false, SUM, ADD),
+    &["bf16[?t, 32]", "weight bf16[64, 32]", "bf16[?t, 64]"], &["bf16[?t, 64]"], &[None])]
 #[case::linear_w8a8_activation(well_known::linear_w8a8_activation(DType::F16, false, gated(GateLayout::Interleaved)),
     &["i8[?t, 32]", "f32[?t]", "weight int8_f16[64, 32]"], &["f16[?t, 32]"], &[None])]
 #[case::linear_w8a8_activation_without_gate(well_known::linear_w8a8_activation(DType::F32, true, ACTIVATION),

@@ -140,14 +140,14 @@ pub(super) fn rounded(dtype: DType) -> Gate {
 }
 
 /// A linear layer in a region.
-struct Layer {
+pub(super) struct Layer {
     weight: Weight,
     elements: Vec<f64>,
     bias: Option<Tensor>,
 }
 
 impl Layer {
-    fn random(
+    pub(super) fn random(
         random: &mut Random,
         format: WeightFormat,
         [outputs, inputs]: [usize; 2],
@@ -160,13 +160,13 @@ impl Layer {
         Self { weight, elements, bias }
     }
 
-    fn of(&self, row: &[Real]) -> Vec<Real> {
+    pub(super) fn of(&self, row: &[Real]) -> Vec<Real> {
         let bias = self.bias.as_ref().map(Tensor::values);
         let quantised = self.weight.weight_type.format.is_quantised();
         chain::linear(row, &self.elements, bias.as_deref(), quantised)
     }
 
-    fn operands(self) -> impl Iterator<Item = Option<Operand>> {
+    pub(super) fn operands(self) -> impl Iterator<Item = Option<Operand>> {
         [Operand::weight(self.weight)].into_iter().chain(self.bias.map(Operand::tensor))
     }
 }

@@ -120,6 +120,19 @@ pub fn add(a: f64, b: Real, alpha: f64) -> Real {
     Real { value, magnitude: a.abs() + b.magnitude, ..b }
 }
 
+/// The sum of two values, each with its errors.
+pub fn sum(a: Real, b: Real) -> Real {
+    Real {
+        value: a.value + b.value,
+        magnitude: a.magnitude + b.magnitude,
+        inner: a.inner + b.inner,
+        spread: a.spread.hypot(b.spread),
+        terms: a.terms + b.terms,
+        partial: a.partial.max(b.partial),
+        gain: a.gain.max(b.gain),
+    }
+}
+
 /// A value and its errors, multiplied by a factor that is not negative.
 fn scaled(real: Real, factor: f64) -> Real {
     Real {

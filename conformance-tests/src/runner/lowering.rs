@@ -4,7 +4,7 @@ use super::{
     Report, Status,
     call::{self, CallRun, Placed, Stop, place_operands},
     image::{Content, Image, Scratch},
-    judge,
+    judge, run_calls,
 };
 use crate::{
     case::{CallCase, Case, Element, Layout},
@@ -14,6 +14,7 @@ use crate::{
 use dsrun_core::{
     Size,
     checked::CheckedPlan,
+    collective::Comm,
     device::Device,
     kernels::{Arguments, CallDesc, OperandDesc},
     op::{Op, OperandType},
@@ -24,20 +25,23 @@ use std::sync::Arc;
 
 /// Runs the body of the case's region op by op, and compares the results with those the case expects of the region. If the
 /// device runs the fused region too, the difference of the two results may be at most twice the limit of each.
-pub fn run(case: &Case, device: &Arc<dyn Device>) -> Report {
-    let [call] = case.calls.as_slice() else {
-        return judge(case, Err(Stop::Failed("a case of a region must have exactly one call".into())));
-    };
-    let lowered = match &call.op {
-        Op::Region(region) => run_body(call, region, device),
+///
+/// Rank `i` runs on `devices[i]`.
+pub fn run(case: &Case, devices: &[Arc<dyn Device>]) -> Report {
+    let body = |call: &CallCase, device: &Arc<dyn Device>, comm: Option<Arc<dyn Comm>>| match &call.op {
+        Op::Region(region) => run_body(call, region, device, comm.as_ref()),
         _ => Err(Stop::Failed("the op of the case is not a region".into())),
     };
-    let fused = call::run(call, device, None);
+    let lowered = run_calls(case, devices, &body);
+    let fused = run_calls(case, devices, &call::run);
     let difference = match (&lowered, &fused) {
-        (Ok(lowered), Ok(fused)) => compare(call, lowered, fused),
+        (Ok(lowered), Ok(fused)) => {
+            let runs = case.calls.iter().zip(lowered.iter().zip(fused));
+            runs.flat_map(|(call, (lowered, fused))| compare(call, lowered, fused)).collect()
+        }
         _ => Vec::new(),
     };
-    let mut report = judge(case, lowered.map(|run| vec![run]));
+    let mut report = judge(case, lowered);
     report.id.push_str("/lowered");
     if !difference.is_empty() {
         report.status = match report.status {
@@ -72,7 +76,12 @@ fn compare(case: &CallCase, lowered: &CallRun, fused: &CallRun) -> Vec<String> {
     failures
 }
 
-fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Result<CallRun, Stop> {
+fn run_body(
+    case: &CallCase,
+    region: &Region,
+    device: &Arc<dyn Device>,
+    comm: Option<&Arc<dyn Comm>>,
+) -> Result<CallRun, Stop> {
     let device = &**device;
     let mut stream = device.stream()?;
     let stream = &mut *stream;
@@ -91,7 +100,7 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
             op: call.op.clone(),
             operands: operands.iter().map(|placed| placed.desc()).collect(),
             results: Vec::new(),
-            comm: None,
+            comm: comm.filter(|_| call.op.mesh_axis().is_some()).cloned(),
         };
         let (mut made, mut bindings, mut result_places) = (Vec::new(), Vec::new(), Vec::new());
         for (index, inferred) in call.op.infer(&desc.operand_types())?.into_iter().enumerate() {

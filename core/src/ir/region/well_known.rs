@@ -7,8 +7,8 @@ use super::Region;
 use crate::{
     DType, Error, Result,
     op::{
-        Activation, Add, Columns, GateLayout, GatedActivation, KvWrite, LayerNorm, Linear, LinearW8A8, Op,
-        QuantPerToken, RmsNorm, Rope,
+        Activation, Add, AllReduce, Columns, GateLayout, GatedActivation, KvWrite, LayerNorm, Linear,
+        LinearW8A8, Op, QuantPerToken, RmsNorm, Rope,
     },
     program::{Call, ValueId},
 };
@@ -204,6 +204,34 @@ pub fn linear_add(dtype: DType, bias: bool, add: Add) -> Result<Region> {
     body.finish("linear_add", [sum])
 }
 
+/// Linear layer whose inputs are divided among ranks, and the reduction of its products: operands `x, weight, bias?`; result
+/// `all_reduce(linear(x, weight, bias))`.
+///
+/// Products may be added before they are rounded.
+///
+/// # Errors
+/// Never, because the body is valid.
+pub fn linear_all_reduce(dtype: DType, bias: bool, reduce: AllReduce) -> Result<Region> {
+    let mut body = Body::new(2 + usize::from(bias));
+    let y = body.linear(dtype, 0, 1, bias);
+    let reduced = body.call(reduce, [Some(y)]);
+    body.finish("linear_all_reduce", [reduced])
+}
+
+/// As [`linear_all_reduce`], and a residual sum: operands `x, weight, bias?, residual`; result `add(residual, all_reduce(linear(x,
+/// weight, bias)))`.
+///
+/// # Errors
+/// Never, because the body is valid.
+pub fn linear_all_reduce_add(dtype: DType, bias: bool, reduce: AllReduce, add: Add) -> Result<Region> {
+    let residual = 2 + usize::from(bias);
+    let mut body = Body::new(residual + 1);
+    let y = body.linear(dtype, 0, 1, bias);
+    let reduced = body.call(reduce, [Some(y)]);
+    let sum = body.call(add, [Some(residual), Some(reduced), None, None]);
+    body.finish("linear_all_reduce_add", [sum])
+}
+
 /// The first half of an MLP: operands `x, norm_weight, norm_bias?, weight, bias?`; result `activated`. The halves of a gated
 /// activation are in one product.
 ///
@@ -388,6 +416,10 @@ pub fn named(region: &Region) -> Option<Region> {
         }
         [Op::Add(add), Op::RmsNorm(norm)] => add_rms_norm(*add, *norm),
         [Op::Linear(linear), Op::Add(add)] => linear_add(linear.dtype, bias(0), *add),
+        [Op::Linear(linear), Op::AllReduce(reduce)] => linear_all_reduce(linear.dtype, bias(0), *reduce),
+        [Op::Linear(linear), Op::AllReduce(reduce), Op::Add(add)] => {
+            linear_all_reduce_add(linear.dtype, bias(0), *reduce, *add)
+        }
         [norm, Op::Linear(linear)] => norm_linear(Norm::of(norm)?, linear.dtype, bias(1)),
         [norm, Op::Linear(linear), Op::Activation(activation)] => {
             mlp_input(Norm::of(norm)?, linear.dtype, bias(1), *activation)
