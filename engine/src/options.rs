@@ -150,6 +150,9 @@ pub struct EngineOptions {
     pub kv_in: KvIn,
     /// Equal engines that share the host's memory, each with devices of its own.
     pub replicas: usize,
+    /// The engines that run on the same devices, this one included. If there are others, ranks do not exchange data within launches that
+    /// need a whole device: the launches of two engines would wait for each other.
+    pub engines_on_devices: usize,
     /// With [`WeightsIn::Disk`], the bytes of host memory that streamed weights may take, for each rank; half of what is available if
     /// absent.
     pub host_memory: Option<u64>,
@@ -200,6 +203,7 @@ impl Default for EngineOptions {
             experts: ExpertsIn::default(),
             kv_in: KvIn::default(),
             replicas: 1,
+            engines_on_devices: 1,
             host_memory: None,
             resident_layers: None,
             quantize: None,

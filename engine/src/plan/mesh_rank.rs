@@ -62,7 +62,7 @@ pub(crate) struct MeshRank {
     rank: usize,
     shape: MeshShape,
     comms: [Option<Arc<dyn Comm>>; MeshAxis::ALL.len()],
-    /// Whether the programs of the ranks of its stage are alike.
+    /// Whether the programs of the ranks of its stage are alike; false if they were not compared.
     alike: bool,
 }
 
@@ -139,20 +139,51 @@ impl MeshRank {
     }
 }
 
-/// Whether the programs of ranks compute values of the same types, call by call. Then devices of one kind run the same calls of them in
-/// one launch, and what launches exchange with each other fits.
+/// Whether the programs of ranks compute values of the same types from the same operands, call by call. Then devices of one kind run
+/// the same calls of them in one launch, and what launches exchange with each other fits. Weights may differ in shape: ranks need not
+/// have equal parts.
 fn are_alike<'a>(mut programs: impl Iterator<Item = &'a Program>) -> bool {
     fn types(program: &Program) -> impl Iterator<Item = Option<&OperandType>> {
         let results = program.nodes.iter().flat_map(|node| &node.call.results);
         results.map(|id| program.values.get(id.index()).map(|value| &value.value_type))
     }
+    // A rank may lack an operand that another one has: one of them adds the bias of a sum.
+    fn present(program: &Program) -> impl Iterator<Item = (&str, Vec<bool>)> {
+        program
+            .nodes
+            .iter()
+            .map(|node| (node.call.op.name(), node.call.operands.iter().map(Option::is_some).collect()))
+    }
     let Some(first) = programs.next() else { return true };
-    programs.all(|other| first.nodes.len() == other.nodes.len() && types(first).eq(types(other)))
+    programs.all(|other| present(first).eq(present(other)) && types(first).eq(types(other)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dsrun_core::{
+        DType, TensorType, WeightExpr, WeightFormat, WeightType, op::Linear, program::ProgramBuilder,
+    };
+
+    /// A program of one linear layer, with or without a bias.
+    fn linear(outputs: usize, bias: bool) -> Program {
+        let mut program = ProgramBuilder::new("linear");
+        let x = program.input("x", TensorType::new(DType::F32, [4, 8])).unwrap();
+        let weight = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![outputs, 8] };
+        let weight = program.weight("weight", WeightExpr::Tensor("weight".into()), weight).unwrap();
+        let of_bias = TensorType::new(DType::F32, [outputs]);
+        let bias = bias.then(|| program.vector("bias", WeightExpr::Tensor("bias".into()), of_bias).unwrap());
+        let y = program.call(Linear { dtype: DType::F32 }, [Some(x), Some(weight), bias]).unwrap();
+        program.finish(&[y]).unwrap()
+    }
+
+    #[test]
+    fn ranks_without_a_bias_or_of_other_sizes_are_not_alike() {
+        let alike = |a: &Program, b: &Program| are_alike([a, b].into_iter());
+        assert!(alike(&linear(3, true), &linear(3, true)));
+        assert!(!alike(&linear(3, true), &linear(3, false)));
+        assert!(!alike(&linear(3, true), &linear(2, true)));
+    }
 
     #[test]
     fn ranks_of_a_stage_are_neighbours_and_rank_0_has_the_last_stage() {

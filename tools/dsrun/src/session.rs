@@ -161,6 +161,7 @@ pub(crate) fn engine_options(
         weights_in: arguments.weights_in.clone(),
         experts: arguments.experts,
         kv_in: arguments.kv_in,
+        engines_on_devices: devices.engines(),
         host_memory: arguments.host_memory.map(|size| size.0),
         resident_layers: arguments.resident_layers,
         prefix_store: PrefixStore {
