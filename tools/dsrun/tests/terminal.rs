@@ -1,4 +1,4 @@
-//! `chat` in a pseudo-terminal.
+//! `chat` and `generate` in a pseudo-terminal.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A text that the model does not write.
 const TYPED: &str = "TYPED: 0123456789";
 
-/// A conversation in a pseudo-terminal.
-struct Chat {
+/// The program in a pseudo-terminal.
+struct Session {
     process: Child,
     keyboard: File,
     terminal: File,
@@ -40,13 +40,20 @@ struct Chat {
     _model: TempDir,
 }
 
-impl Chat {
+impl Session {
     /// Starts a conversation with answers of so many tokens, and waits until it asks for a line.
-    fn start(tokens: &str) -> Self {
-        Self::start_with(&["--quiet"], tokens)
+    fn chat(tokens: &str) -> Self {
+        Self::chat_with(&["--quiet"], tokens)
     }
 
-    fn start_with(flags: &[&str], tokens: &str) -> Self {
+    fn chat_with(flags: &[&str], tokens: &str) -> Self {
+        let chat = Self::start("chat", flags, &[], tokens);
+        chat.wait("a prompt", |chat| chat.shown().contains("> "));
+        chat
+    }
+
+    /// Starts a command with a model, flags in front of it and arguments behind.
+    fn start(command: &str, flags: &[&str], arguments: &[&str], tokens: &str) -> Self {
         let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&keyboard).unwrap();
         unlockpt(&keyboard).unwrap();
@@ -59,9 +66,10 @@ impl Chat {
         assert!(echoes(&terminal));
         let (model, cache) = (model::tiny(), tempfile::tempdir().unwrap());
         let process = Command::new(env!("CARGO_BIN_EXE_dsrun"))
-            .args(["chat", "--temperature", "0", "-n", tokens])
+            .args([command, "--temperature", "0", "-n", tokens])
             .args(flags)
-            .arg(model.path())
+            .args(["-m".as_ref(), model.path().as_os_str()])
+            .args(arguments)
             .env("TERM", "xterm")
             .env("NO_COLOR", "1")
             .env("HF_HUB_OFFLINE", "1")
@@ -80,9 +88,7 @@ impl Chat {
                 shown.lock().unwrap().extend_from_slice(&bytes[..count]);
             }
         });
-        let chat = Self { process, keyboard, terminal, screen, cache, _model: model };
-        chat.wait("a prompt", |chat| chat.shown().contains("> "));
-        chat
+        Self { process, keyboard, terminal, screen, cache, _model: model }
     }
 
     /// Types a line.
@@ -90,10 +96,14 @@ impl Chat {
         write!(self.keyboard, "{line}\r").unwrap();
     }
 
-    /// What was written to the terminal, without escape sequences.
+    /// What was written to the terminal.
+    fn written(&self) -> String {
+        String::from_utf8_lossy(&self.screen.lock().unwrap()).into_owned()
+    }
+
+    /// The same without escape sequences.
     fn shown(&self) -> String {
-        let bytes = self.screen.lock().unwrap().clone();
-        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let text = self.written();
         let mut parts = text.split("\x1b[");
         let first = parts.next().unwrap_or_default().to_owned();
         parts.fold(first, |shown, part| {
@@ -142,7 +152,7 @@ impl Chat {
     }
 }
 
-impl Drop for Chat {
+impl Drop for Session {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.process.kill();
@@ -158,7 +168,7 @@ fn echoes(terminal: &File) -> bool {
 
 #[test]
 fn keys_typed_during_an_answer_are_the_next_line_and_not_in_the_answer() {
-    let mut chat = Chat::start("1000");
+    let mut chat = Session::chat("1000");
     chat.asks("Hello");
     chat.types(TYPED);
     let history = chat.cache.path().join("chat_history");
@@ -175,7 +185,7 @@ fn keys_typed_during_an_answer_are_the_next_line_and_not_in_the_answer() {
 
 #[test]
 fn the_terminal_is_restored_at_the_end() {
-    let mut chat = Chat::start("1000");
+    let mut chat = Session::chat("1000");
     chat.asks("Hello");
     assert!(!echoes(&chat.terminal));
     chat.types("/exit");
@@ -185,7 +195,7 @@ fn the_terminal_is_restored_at_the_end() {
 
 #[test]
 fn the_terminal_is_restored_after_interrupts() {
-    let mut chat = Chat::start("3900");
+    let mut chat = Session::chat("3900");
     chat.asks("Hello");
     // The program writes, so it cannot see that it shall stop: the second interrupt ends it.
     chat.stops_output();
@@ -197,7 +207,7 @@ fn the_terminal_is_restored_after_interrupts() {
 #[case("TERM", 15)]
 #[case("HUP", 1)]
 fn the_terminal_is_restored_when_a_signal_ends_the_program(#[case] name: &str, #[case] number: i32) {
-    let mut chat = Chat::start("3900");
+    let mut chat = Session::chat("3900");
     chat.asks("Hello");
     assert!(!echoes(&chat.terminal));
     chat.signal(name);
@@ -207,7 +217,7 @@ fn the_terminal_is_restored_when_a_signal_ends_the_program(#[case] name: &str, #
 
 #[test]
 fn the_terminal_is_restored_when_a_signal_ends_the_program_at_its_prompt() {
-    let mut chat = Chat::start("1000");
+    let mut chat = Session::chat("1000");
     assert!(!echoes(&chat.terminal));
     chat.signal("TERM");
     assert_eq!(chat.ended(|_| ()).signal(), Some(15));
@@ -216,10 +226,30 @@ fn the_terminal_is_restored_when_a_signal_ends_the_program_at_its_prompt() {
 
 #[test]
 fn a_signal_ends_the_program_while_the_output_is_stopped() {
-    let mut chat = Chat::start_with(&[], "3900");
+    let mut chat = Session::chat_with(&[], "3900");
     chat.asks("Hello");
     chat.stops_output();
     chat.signal("TERM");
     assert_eq!(chat.ended(|_| ()).signal(), Some(15));
     assert!(echoes(&chat.terminal));
+}
+
+#[rstest]
+#[case("TERM", 15)]
+#[case("HUP", 1)]
+fn the_whole_terminal_scrolls_again_when_a_signal_ends_an_answer(#[case] name: &str, #[case] number: i32) {
+    // The lines above the one with the statistics scroll, and then all lines.
+    let (above, all) = ("\x1b[1;23r", "\x1b[r");
+    let mut answer = Session::start("generate", &[], &["Hello"], "3900");
+    answer.wait("an answer with statistics", |answer| {
+        answer
+            .written()
+            .split_once(above)
+            .is_some_and(|(_, text)| text.contains("\x1b[24;1H") && text.len() > 500)
+    });
+    answer.signal(name);
+    assert_eq!(answer.ended(|_| ()).signal(), Some(number));
+    answer.wait("the end of the region", |answer| {
+        answer.written().rsplit_once(above).is_some_and(|(_, text)| text.contains(all))
+    });
 }
