@@ -117,7 +117,7 @@ impl EnginePlan {
         let mut programs = mesh_programs(&program, shape, options, &costs, &limits.sizes(smallest), free)?;
         let places: Vec<usize> = all.iter().map(|process| process.ranks).collect();
         let mut meshes = join(devices, first, shape, processes, &places)?;
-        // Launches of two engines that hold a device each, and wait for ranks on the other one, would never end.
+        // Launches of two engines that hold a device each would wait for their ranks on the other one until they give up.
         if options.engines_on_devices == 1 {
             meshes.iter_mut().for_each(|mesh| mesh.compare(&programs));
         }
