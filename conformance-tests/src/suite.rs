@@ -11,12 +11,14 @@ use crate::{
 };
 use dsrun_core::{
     DType, TensorType, WeightFormat,
+    device::Device,
     op::{Op, OperandKind, OperandType, Profile},
 };
 use std::{
     any::Any,
     borrow::Cow,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
 };
 
 /// Stands for the op in the ids of checks.
@@ -229,20 +231,28 @@ impl Item {
         }
     }
 
+    /// Runs a case on as many devices as it has ranks.
+    fn run_case(
+        &self,
+        case: &Case,
+        subject: &Subject,
+        run: fn(&Case, &[Arc<dyn Device>]) -> Report,
+    ) -> Report {
+        match subject.ranks(case.calls.len()) {
+            Ok(devices) => run(&self.for_device(case, subject), &devices),
+            Err(error) => {
+                let status = Status::Failed(vec![format!("a device cannot be opened: {error}")]);
+                Report { id: self.id.clone(), status, verdicts: Vec::new() }
+            }
+        }
+    }
+
     /// Runs the item. A panic is a failure.
     pub fn run(&self, subject: &Subject) -> Report {
         let run = || match &self.work {
             Work::Check(check) => check.report(subject),
-            Work::Case(case) | Work::Lowered(case) => match subject.ranks(case.calls.len()) {
-                Ok(devices) if matches!(self.work, Work::Case(_)) => {
-                    runner::run(&self.for_device(case, subject), &devices)
-                }
-                Ok(devices) => lowering::run(&self.for_device(case, subject), &devices),
-                Err(error) => {
-                    let status = Status::Failed(vec![format!("a device cannot be opened: {error}")]);
-                    Report { id: self.id.clone(), status, verdicts: Vec::new() }
-                }
-            },
+            Work::Case(case) => self.run_case(case, subject, runner::run),
+            Work::Lowered(case) => self.run_case(case, subject, lowering::run),
         };
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Report {
             id: self.id.clone(),

@@ -123,7 +123,7 @@ fn case(dtype: DType, layers: Layers, added: bool) -> Case {
         let residual = residual.iter().map(|residual| Operand::laid(residual.clone(), layout));
         calls.push(operands.chain(residual).collect::<Vec<_>>());
     }
-    // Each hop may round the sum so far.
+    // Each hop may round the sum so far, as in `oracle::collective::reduce`.
     let hops = if ranks > 1 { ranks as f64 / 2.0 } else { 0.0 };
     let sums = sums.into_iter().map(|sum| {
         let hopped = hops * sum.magnitude;
