@@ -12,6 +12,6 @@ mod rewrite;
 pub mod shard;
 mod work_lists;
 
-pub use fuse::{Native, fuse, merge};
+pub use fuse::{Merger, Native, fuse};
 pub use prune_unused_rows::prune_unused_rows;
 pub use work_lists::size_work_lists;

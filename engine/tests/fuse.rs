@@ -12,17 +12,23 @@ use dsrun_core::{
 };
 use dsrun_engine::{
     EngineOptions, EnginePlan,
-    passes::{fuse, merge},
+    passes::{Merger, Native, fuse},
 };
 use dsrun_models::{
     model::Model,
     step::{Heads, ProgramOptions, StepBuilder},
 };
 use rstest::rstest;
+use std::sync::Arc;
 use support::{difference, exact, fixtures, greedy, logits, lowering::LoweringDevice};
 
 const LAYER: [&str; 5] = ["attention_input", "paged_attention", "linear_add", "mlp_input", "linear_add"];
 const ADD: Add = Add { alpha: 1.0 };
+
+/// Merges calls for a step whose sizes do not matter.
+fn merge(program: &Program, native: &mut Native<'_>) -> Result<Arc<Program>> {
+    Merger::new(Arc::new(program.clone()))?.merge(&|_| None, &[], native)
+}
 
 fn names(program: &Program) -> Vec<&str> {
     program.nodes.iter().map(|node| node.call.op.name()).collect()
@@ -356,7 +362,7 @@ fn layers_merge_with_each_other_and_the_embedding(#[case] program: Program, #[ca
     assert!(asked < 100 * layers, "{asked}");
     // Values between merged layers are no longer values of the program.
     assert!(merged.values.len() < fused.values.len());
-    assert_eq!(merged.to_string().parse::<Program>().unwrap(), merged);
+    assert_eq!(merged.to_string().parse::<Program>().unwrap(), *merged);
     let lowered = merged.lower_regions(&mut |_| Ok(false)).unwrap();
     assert_eq!(names(&lowered), names(&fused.lower_regions(&mut |_| Ok(false)).unwrap()));
 }
@@ -379,7 +385,41 @@ fn nothing_is_merged_across_segments() {
 #[test]
 fn a_device_that_admits_nothing_larger_keeps_the_fused_program() {
     let fused = fuse(&fixture("llama3"), &mut four_regions).unwrap();
-    assert_eq!(merge(&fused, &mut |_, _| Ok(false)).unwrap(), fused);
+    assert_eq!(*merge(&fused, &mut |_, _| Ok(false)).unwrap(), fused);
+}
+
+/// On a device that has layers in one launch for steps of a single token only.
+#[test]
+fn answers_are_kept_for_equal_sizes_alone() {
+    let fused = Arc::new(fuse(&fixture("llama3"), &mut four_regions).unwrap());
+    let mut merger = Merger::new(fused.clone()).unwrap();
+    let mut merged = |tokens: usize, sequences: usize, conditions: &[bool]| {
+        let mut asked = Vec::new();
+        let sizes = move |name: &str| Some(if name == "tokens" { tokens } else { sequences });
+        let mut native = |program: &Program, call: &Call| {
+            let sizes_of =
+                |id: &ValueId| program.value(*id).unwrap().tensor_type().map(|own| own.shape.clone());
+            let shapes: Vec<_> =
+                call.operands.iter().flatten().chain(&call.results).filter_map(sizes_of).collect();
+            asked.push(format!("{shapes:?}").contains("tokens"));
+            Ok(tokens == 1 && layers_of(call).is_some())
+        };
+        let program = merger.merge(&sizes, conditions, &mut native).unwrap();
+        (program, asked)
+    };
+    let (one, asked_one) = merged(1, 1, &[]);
+    assert!(one.nodes.len() < fused.nodes.len());
+    let (two, asked_two) = merged(2, 1, &[]);
+    assert_eq!(two, fused);
+    assert!(asked_two.iter().all(|of_tokens| *of_tokens) && !asked_two.is_empty(), "{asked_two:?}");
+    let (again, asked_again) = merged(1, 1, &[]);
+    assert_eq!(again, one);
+    let (again, asked_again_two) = merged(2, 1, &[]);
+    assert_eq!((again, asked_again_two), (fused.clone(), Vec::new()));
+    assert!(asked_again.len() < asked_one.len());
+    assert!(!merged(2, 1, &[true]).1.is_empty(), "conditions count");
+    assert!(!merged(2, 2, &[]).1.is_empty(), "other sizes count");
+    assert!(merged(2, 2, &[]).1.is_empty());
 }
 
 /// Compares fused programs, on a device that runs the bodies of regions, with primitives bit by bit: the bodies are the same

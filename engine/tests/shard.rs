@@ -10,7 +10,7 @@ use dsrun_core::{
     program::{Call, Lane, Origin, Program, Value},
 };
 use dsrun_engine::passes::{
-    fuse, merge,
+    Merger, fuse,
     shard::{MeshCosts, Pin, ShardPolicy, Sharded, shard},
 };
 use dsrun_models::{
@@ -63,11 +63,12 @@ fn layers_of_a_rank_merge_with_their_sums_over_ranks() {
     let fused = fuse(program, &mut |_, call| {
         Ok(["attention_input", "mlp_input", "norm_linear"].contains(&call.op.name()))
     });
-    let merged = merge(&fused.unwrap(), &mut |_, call| Ok(summed_layers(call).is_some())).unwrap();
+    let mut merger = Merger::new(fused.unwrap().into()).unwrap();
+    let merged = merger.merge(&|_| None, &[], &mut |_, call| Ok(summed_layers(call).is_some())).unwrap();
     let regions: Vec<(usize, Lane)> =
         merged.nodes.iter().filter_map(|node| Some((summed_layers(&node.call)?, node.lane))).collect();
     assert_eq!(regions, [(16, Lane::Compute)], "{merged}");
-    assert_eq!(merged.to_string().parse::<Program>().unwrap(), merged);
+    assert_eq!(merged.to_string().parse::<Program>().unwrap(), *merged);
 }
 
 /// The numbers of all-reduces, of all-gathers and of all collectives.

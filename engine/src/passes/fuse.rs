@@ -9,14 +9,16 @@
 //! - [`fuse`], once for a program: the [tile rule](tiles) allows calls whose tiles depend on one tile of their producer, so any
 //!   device gains by fusing them, whatever the size of the step. Projections of the same activations are concatenated first,
 //!   but only where the calls that split the result become part of a region; otherwise concatenation would gain nothing.
-//! - [`merge`], for the sizes of a step: [neighbours](neighbours) that use each other's results become larger regions. The pass
+//! - [`Merger`], for the sizes of each step: [neighbours](neighbours) that use each other's results become larger regions. The pass
 //!   repeats on its own result until the device supports no larger regions. So a whole layer, all layers with the embedding, or
 //!   the end of sampling become one launch where a device has a kernel for them, and the program shows it.
 //!
 //! Source: Aminabadi et al., "DeepSpeed Inference" (2022), section III-B.
 
 mod key;
+mod merger;
 mod neighbours;
+mod runs;
 mod tiles;
 
 use super::{
@@ -27,8 +29,8 @@ use dsrun_core::{
     Result,
     program::{Call, Node, Origin, Program, ValueId},
 };
-use key::Keys;
-use neighbours::Neighbours;
+pub use merger::Merger;
+use runs::Runs;
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,
@@ -50,7 +52,10 @@ pub fn fuse(program: &Program, native: &mut Native<'_>) -> Result<Program> {
         let left: Vec<&Group> = groups.iter().filter(|group| wanted(group)).collect();
         let joined = if left.is_empty() { program.clone() } else { concatenate(program, &groups, &wanted)? };
         let tiles = joined.nodes.iter().map(|node| Tiles::of(&joined, node)).collect::<Result<Vec<_>>>()?;
-        let parts = partition(&joined, native, || TileRun::new(&joined, &tiles))?;
+        let uses = joined.uses();
+        let runs = Runs::new(&joined, &uses, || TileRun::new(&joined, &tiles))?;
+        let once = vec![0; runs.sizes().len()];
+        let parts = partition(&joined, &uses, &runs, &once, &mut HashMap::new(), native)?;
         let alone: Vec<&str> = left
             .iter()
             .filter(|group| !taken_in(&joined, &parts, &group.joined_name(program)))
@@ -60,22 +65,6 @@ pub fn fuse(program: &Program, native: &mut Native<'_>) -> Result<Program> {
             return replace(&joined, parts);
         }
         refused.extend(alone);
-    }
-}
-
-/// Replaces neighbouring calls by regions that `native` supports, until there are no larger ones. The program must come
-/// from [`fuse`], and `native` answers for the sizes of one step.
-///
-/// # Errors
-/// Same as [`fuse`].
-pub fn merge(program: &Program, native: &mut Native<'_>) -> Result<Program> {
-    let mut merged = program.clone();
-    loop {
-        let parts = partition(&merged, native, || Neighbours::new(&merged))?;
-        if parts.iter().all(|part| part.region.is_none()) {
-            return Ok(merged);
-        }
-        merged = replace(&merged, parts)?;
     }
 }
 
@@ -145,44 +134,41 @@ impl std::ops::Add for Cost {
     }
 }
 
-/// Partitions a program into calls and native regions at the least cost.
-fn partition<R: Run>(program: &Program, native: &mut Native<'_>, begin: impl Fn() -> R) -> Result<Vec<Part>> {
-    let uses = program.uses();
-    let mut keys = Keys::new(program, &uses)?;
-    // Layers repeat, so answers are cached: the device is asked once about equal runs.
-    let mut answers: HashMap<usize, bool> = HashMap::new();
+/// Partitions a program into calls and native regions at the least cost. `uses` counts the readers of each value, and `sizes` numbers the
+/// sizes of the step, by the sets of sizes that runs depend on. Layers repeat, so `answers` are kept: the device is asked once about equal
+/// runs at equal sizes.
+fn partition(
+    program: &Program,
+    uses: &[usize],
+    runs: &Runs,
+    sizes: &[usize],
+    answers: &mut HashMap<(usize, usize), bool>,
+    native: &mut Native<'_>,
+) -> Result<Vec<Part>> {
     // Dynamic programming from the last call to the first: the best partition of the calls from each one on.
     let mut best: Vec<(Cost, Option<Part>)> = vec![(Cost::default(), None); program.nodes.len() + 1];
     for first in (0..program.nodes.len()).rev() {
         let single = &program.nodes[first].call;
         let cost = Cost { calls: 1, bytes: traffic(program, single), recomputed: 0 };
         let mut chosen = (cost + best[first + 1].0, Part { nodes: first..first + 1, region: None });
-        let (mut run, mut keyed) = (begin(), keys.begin());
-        for index in first..program.nodes.len() {
-            let end = index + 1;
-            if !run.join(index) {
-                break;
-            }
-            keys.extend(&mut keyed, index);
-            if end - first < 2 || !run.may_end(&uses) {
+        for run in runs.from(first) {
+            let question = (run.key, sizes[run.sizes]);
+            if answers.get(&question) == Some(&false) {
                 continue;
             }
-            if answers.get(&keyed.key) == Some(&false) {
-                continue;
-            }
-            let Some(call) = program.outline(first..end, &uses) else { continue };
-            let cost = Cost { calls: 1, bytes: traffic(program, &call), recomputed: run.recomputed() };
-            let total = cost + best[end].0;
+            let Some(call) = program.outline(first..run.end, uses) else { continue };
+            let cost = Cost { calls: 1, bytes: traffic(program, &call), recomputed: run.recomputed };
+            let total = cost + best[run.end].0;
             if total >= chosen.0 {
                 continue;
             }
-            let answer = match answers.get(&keyed.key) {
+            let answer = match answers.get(&question) {
                 Some(answer) => *answer,
                 None => native(program, &call)?,
             };
-            answers.insert(keyed.key, answer);
+            answers.insert(question, answer);
             if answer {
-                chosen = (total, Part { nodes: first..end, region: Some(call) });
+                chosen = (total, Part { nodes: first..run.end, region: Some(call) });
             }
         }
         best[first] = (chosen.0, Some(chosen.1));

@@ -10,7 +10,7 @@ use crate::{
     error::{EngineError, Result},
     options::{CachePrecision, EngineOptions},
     passes::{
-        fuse, merge, prune_unused_rows,
+        Merger, fuse, prune_unused_rows,
         quantize::{Calibration, Policy, quantize, quantize_inputs, smooth},
         size_work_lists,
     },
@@ -27,7 +27,10 @@ use dsrun_models::{
     step::{ProgramOptions, Storage},
     weights::ExprReader,
 };
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// The programs of an engine's steps, after all passes. They have the same weights and states.
 #[derive(Debug)]
@@ -36,8 +39,8 @@ pub(crate) struct StepPrograms {
     all_rows: Arc<Program>,
     /// For all other steps: computes the end of the last layer for the output rows only.
     pruned: Arc<Program>,
-    /// Whether calls may be merged into larger regions that depend on the size of the step.
-    merge: bool,
+    /// These merge the calls of either program into larger regions, which depend on the size of the step; `None` if they must not be merged.
+    mergers: Option<[Mutex<Merger>; 2]>,
     /// The groups that collectives run over, if the programs are those of a rank.
     mesh: Option<MeshRank>,
     /// The layer of each weight that may be streamed, by the name of the weight; empty if none is.
@@ -98,11 +101,16 @@ impl StepPrograms {
         let pruned = Arc::new(prune_unused_rows(&program)?);
         let all_rows = Arc::new(program);
         // A region may keep an intermediate value unrounded, so different regions in different steps would give different bits.
-        let merge = options.fuse && !options.batch_invariant;
+        let mergers = match options.fuse && !options.batch_invariant {
+            true => {
+                Some([Mutex::new(Merger::new(all_rows.clone())?), Mutex::new(Merger::new(pruned.clone())?)])
+            }
+            false => None,
+        };
         Ok(Self {
             all_rows,
             pruned,
-            merge,
+            mergers,
             mesh,
             layers: HashMap::new(),
             most_tokens_in_place: 0,
@@ -111,7 +119,7 @@ impl StepPrograms {
     }
 
     /// The program that a device runs for the steps of a bucket: that of [`Self::of`], with neighbouring calls
-    /// [merged](merge) into the regions that the device has kernels for at these sizes.
+    /// [merged](Merger) into the regions that the device has kernels for at these sizes.
     ///
     /// # Errors
     /// If the device refuses a query.
@@ -121,10 +129,7 @@ impl StepPrograms {
         bucket: Bucket,
         fixed: FixedSizes,
     ) -> Result<Arc<Program>> {
-        let program = self.of(bucket);
-        if !self.merge {
-            return Ok(program.clone());
-        }
+        let Some([all_rows, pruned]) = &self.mergers else { return Ok(self.of(bucket).clone()) };
         let sizes = bucket.sizes(fixed);
         // A rank with a launch of its own for some collectives would wait for ranks without.
         let alike = |call: &Call| {
@@ -132,8 +137,8 @@ impl StepPrograms {
             axis.is_none_or(|axis| self.mesh().is_some_and(|mesh| mesh.decides_for_all(axis)))
         };
         // Other ranks may stream other layers, or none.
-        let may_span =
-            |call: &Call| bucket.tokens <= self.most_tokens_in_place && call.op.mesh_axis().is_none();
+        let weights_in_place = bucket.tokens <= self.most_tokens_in_place;
+        let may_span = |call: &Call| weights_in_place && call.op.mesh_axis().is_none();
         let caches_in_place = self.caches.is_empty() || reads_caches_in_place(bucket);
         let mut native = |program: &Program, call: &Call| {
             Ok(alike(call)
@@ -141,7 +146,9 @@ impl StepPrograms {
                 && (caches_in_place || self.has_one_cache(program, call)?)
                 && device.kernels().query(&describe_call(program, call, &sizes, self.mesh())?)?.native)
         };
-        Ok(Arc::new(merge(program, &mut native)?))
+        let merger = if bucket.all_rows { all_rows } else { pruned };
+        let mut merger = merger.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(merger.merge(&sizes, &[weights_in_place, caches_in_place], &mut native)?)
     }
 
     /// Prevents regions that read weights of several layers, because the weights of streamed layers are not on the device at the
@@ -149,12 +156,21 @@ impl StepPrograms {
     /// they read the weights where they are.
     pub(super) fn keep_layers_apart(&mut self, layers: HashMap<String, usize>, most_tokens_in_place: usize) {
         (self.layers, self.most_tokens_in_place) = (layers, most_tokens_in_place);
+        self.forget_answers();
     }
 
     /// Prevents regions with the caches of several layers in steps that copy caches from host memory, because those are not on the device
     /// at the same time. `caches` has the layer of each cache, by name.
     pub(super) fn keep_caches_apart(&mut self, caches: HashMap<String, usize>) {
         self.caches = caches;
+        self.forget_answers();
+    }
+
+    /// Drops the answers about regions, which were given under other conditions.
+    fn forget_answers(&mut self) {
+        for merger in self.mergers.iter_mut().flatten() {
+            merger.get_mut().unwrap_or_else(PoisonError::into_inner).forget();
+        }
     }
 
     /// Whether a call uses the caches of at most one layer.

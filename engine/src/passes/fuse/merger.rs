@@ -1,0 +1,72 @@
+//! Merges the calls of a program for steps of many sizes.
+
+use super::{
+    Native,
+    neighbours::Neighbours,
+    partition, replace,
+    runs::{Runs, SizeSet},
+};
+use dsrun_core::{Result, program::Program};
+use std::{collections::HashMap, sync::Arc};
+
+/// Merges neighbouring calls of a program for the sizes of one step after the other.
+///
+/// An engine has hundreds of step sizes, but most calls depend on the number of tokens alone, and some on no size at all. So the
+/// answers of the device are kept, by the sizes that a run depends on: it is asked once about equal runs at equal sizes, and all other
+/// steps cost a lookup for each run.
+#[derive(Debug)]
+pub struct Merger {
+    program: Arc<Program>,
+    uses: Vec<usize>,
+    runs: Runs,
+    /// The numbers of the sizes that were asked for.
+    sizes: HashMap<Sizes, usize>,
+    /// Answers for equal runs at equal sizes.
+    answers: HashMap<(usize, usize), bool>,
+}
+
+/// The sizes that an answer depends on: for each symbol of the program its size, if a run has it, and the conditions of the step.
+type Sizes = (Vec<Option<usize>>, Vec<bool>);
+
+impl Merger {
+    /// Prepares a program, which must come from [`fuse`](super::fuse()).
+    ///
+    /// # Errors
+    /// If a call has an operand that the program does not define.
+    pub fn new(program: Arc<Program>) -> Result<Self> {
+        let uses = program.uses();
+        let runs = Runs::new(&program, &uses, || Neighbours::new(&program))?;
+        Ok(Self { program, uses, runs, sizes: HashMap::new(), answers: HashMap::new() })
+    }
+
+    /// Drops all answers.
+    pub fn forget(&mut self) {
+        self.answers.clear();
+    }
+
+    /// Replaces neighbouring calls by regions that `native` supports, until there are no larger ones. `native` answers for the step with
+    /// these sizes, and nothing but the sizes of a run and `conditions` may change its answer.
+    ///
+    /// # Errors
+    /// The errors of `native`; [`dsrun_core::Code::Internal`] if the result is no valid program.
+    pub fn merge(
+        &mut self,
+        sizes: &dyn Fn(&str) -> Option<usize>,
+        conditions: &[bool],
+        native: &mut Native<'_>,
+    ) -> Result<Arc<Program>> {
+        let values: Vec<Option<usize>> = self.program.symbols().iter().map(|name| sizes(name)).collect();
+        let mut number = |set: &SizeSet| {
+            let own = set.iter().zip(&values).map(|(has, size)| size.filter(|_| *has)).collect();
+            let next = self.sizes.len();
+            *self.sizes.entry((own, conditions.to_vec())).or_insert(next)
+        };
+        let numbers: Vec<usize> = self.runs.sizes().iter().map(&mut number).collect();
+        let parts = partition(&self.program, &self.uses, &self.runs, &numbers, &mut self.answers, native)?;
+        if parts.iter().all(|part| part.region.is_none()) {
+            return Ok(self.program.clone());
+        }
+        let merged = replace(&self.program, parts)?;
+        Self::new(Arc::new(merged))?.merge(sizes, conditions, native)
+    }
+}
