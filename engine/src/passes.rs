@@ -1,5 +1,6 @@
 //! Passes rewrite a program: they [`quantize`] its weights, [`partition`](mod@partition) it into pipeline stages,
-//! [`shard`](mod@shard) it over ranks, [`fuse`] its calls, and [`prune_unused_rows`] of its last layer.
+//! [`shard`](mod@shard) it over ranks, [`fuse`] its calls, [merge](Merger) those of each step size further, and [`prune_unused_rows`] of its
+//! last layer.
 //!
 //! A pass maps a program to a program. What it needs to know of a device it asks through [`Native`] and the kernel query.
 

@@ -505,7 +505,7 @@ impl EnginePlan {
     }
 
     /// The program of a step of `tokens` tokens of `requests` requests, each of which samples one token. Its calls are those that
-    /// the device runs: it is made from [`Self::program`] or [`Self::pruned`] by [`merge`](crate::passes::merge), for the sizes
+    /// the device runs: it is made from [`Self::program`] or [`Self::pruned`] by a [`Merger`](crate::passes::Merger), for the sizes
     /// that the step is rounded up to.
     ///
     /// # Errors
