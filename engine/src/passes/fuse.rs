@@ -151,7 +151,7 @@ fn partition(
         let single = &program.nodes[first].call;
         let cost = Cost { calls: 1, bytes: traffic(program, single), recomputed: 0 };
         let mut chosen = (cost + best[first + 1].0, Part { nodes: first..first + 1, region: None });
-        for run in runs.from(first) {
+        for run in runs.beginning_at(first) {
             let question = (run.key, sizes[run.sizes]);
             if answers.get(&question) == Some(&false) {
                 continue;

@@ -39,7 +39,8 @@ pub(crate) struct StepPrograms {
     all_rows: Arc<Program>,
     /// For all other steps: computes the end of the last layer for the output rows only.
     pruned: Arc<Program>,
-    /// These merge the calls of either program into larger regions, which depend on the size of the step; `None` if they must not be merged.
+    /// Merge the calls of [`Self::all_rows`] and [`Self::pruned`] into larger regions, which depend on the size of the step; `None` if
+    /// calls must not be merged. They keep the answers of the device, which is the same in every call.
     mergers: Option<[Mutex<Merger>; 2]>,
     /// The groups that collectives run over, if the programs are those of a rank.
     mesh: Option<MeshRank>,
@@ -101,12 +102,9 @@ impl StepPrograms {
         let pruned = Arc::new(prune_unused_rows(&program)?);
         let all_rows = Arc::new(program);
         // A region may keep an intermediate value unrounded, so different regions in different steps would give different bits.
-        let mergers = match options.fuse && !options.batch_invariant {
-            true => {
-                Some([Mutex::new(Merger::new(all_rows.clone())?), Mutex::new(Merger::new(pruned.clone())?)])
-            }
-            false => None,
-        };
+        let merges = options.fuse && !options.batch_invariant;
+        let merger = |program: &Arc<Program>| Ok::<_, Error>(Mutex::new(Merger::new(program.clone())?));
+        let mergers = if merges { Some([merger(&all_rows)?, merger(&pruned)?]) } else { None };
         Ok(Self {
             all_rows,
             pruned,
@@ -119,7 +117,8 @@ impl StepPrograms {
     }
 
     /// The program that a device runs for the steps of a bucket: that of [`Self::of`], with neighbouring calls
-    /// [merged](Merger) into the regions that the device has kernels for at these sizes.
+    /// [merged](Merger) into the regions that the device has kernels for at these sizes. The device is the one that the programs were
+    /// built for: its earlier answers are used.
     ///
     /// # Errors
     /// If the device refuses a query.

@@ -11,9 +11,9 @@ use std::{collections::HashMap, sync::Arc};
 
 /// Merges neighbouring calls of a program for the sizes of one step after the other.
 ///
-/// An engine has hundreds of step sizes, but most calls depend on the number of tokens alone, and some on no size at all. So the
-/// answers of the device are kept, by the sizes that a run depends on: it is asked once about equal runs at equal sizes, and all other
-/// steps cost a lookup for each run.
+/// An engine has hundreds of step sizes, which are combinations of the numbers of tokens, sequences and output rows, but many calls
+/// depend on the number of tokens alone. So the answers of the device are kept, by the sizes that a run depends on: it is asked once
+/// about equal runs at equal sizes, and a run that is known costs a lookup. Regions of regions are asked about again for every step.
 #[derive(Debug)]
 pub struct Merger {
     program: Arc<Program>,
@@ -45,7 +45,7 @@ impl Merger {
     }
 
     /// Replaces neighbouring calls by regions that `native` supports, until there are no larger ones. `native` answers for the step with
-    /// these sizes, and nothing but the sizes of a run and `conditions` may change its answer.
+    /// these sizes. Nothing but the sizes of a run and `conditions` may change its answer, unless [`Self::forget`] is called.
     ///
     /// # Errors
     /// The errors of `native`; [`dsrun_core::Code::Internal`] if the result is no valid program.

@@ -71,7 +71,7 @@ impl Runs {
     }
 
     /// The runs from a call on, the shorter ones first.
-    pub(super) fn from(&self, first: usize) -> &[Candidate] {
+    pub(super) fn beginning_at(&self, first: usize) -> &[Candidate] {
         &self.from[first]
     }
 
