@@ -15,16 +15,17 @@ struct Dense {
     /* The vectors of a lane: two of each of its rows. */
     struct Weights {
         Vector low[2], high[2];
-        __device__ Weights(const u8* stage) {
+        __device__ Weights(u32 stage) {
             const int lane = threadIdx.x % 32, row = lane / 4;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                low[half] = ((const Vector*)stage)[place(row, half * 4 + lane % 4)];
-                high[half] = ((const Vector*)stage)[place(row + 8, half * 4 + lane % 4)];
+                low[half] = read_shared(stage + place(row, half * 4 + lane % 4) * 16);
+                high[half] = read_shared(stage + place(row + 8, half * 4 + lane % 4) * 16);
             }
         }
     };
     static constexpr int columns = 64, stage = 2048;
+    static constexpr float unit = 1.0f;
     static constexpr bool aligned = false;
     /* The rows that a lane copies: four apart, in either half of the tile. */
     const u8 *from[4];
@@ -34,7 +35,7 @@ struct Dense {
     __device__ static int place(int row, int vector) { return row * 8 + (vector ^ row % 2 * 4); }
 
     __device__ Dense(const GroupedLinearParams& p) : from{}, inputs((int)p.inputs) {}
-    __device__ void aim(const GroupedLinearParams& p, i64 row, i64 end) {
+    __device__ void aim(const GroupedLinearParams& p, i64 row, i64 end, int) {
         const int lane = threadIdx.x % 32;
         const Weight& other = GATED ? p.other : p.weight;
 #pragma unroll
@@ -44,12 +45,12 @@ struct Dense {
             from[i] = weight.elements + (own < end ? own : row) * weight.row_bytes + lane % 8 * 16;
         }
     }
-    __device__ void copy(u8* stage, int step) const {
+    __device__ void copy(u32 stage, int step) const {
         const int lane = threadIdx.x % 32;
         const bool real = WHOLE || step * 64 + lane % 8 * 8 < inputs;
         const i64 at = real ? (i64)step * 128 : 0;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) copy_ahead((Vector*)stage + place(lane / 8 + i * 4, lane % 8), from[i] + at, real);
+        for (int i = 0; i < 4; ++i) copy_ahead(stage + place(lane / 8 + i * 4, lane % 8) * 16, from[i] + at, real);
     }
     __device__ void load(const X* const (&x)[TILES], int step, Inputs& to) const {
 #pragma unroll
@@ -58,11 +59,11 @@ struct Dense {
             for (int half = 0; half < 2; ++half) {
                 const int column = step * 64 + half * 32 + threadIdx.x % 4 * 8;
                 to.of[tile][half] = Vector{};
-                if (x[tile] && (WHOLE || column < inputs)) to.of[tile][half] = load_vector(x[tile] + column);
+                if (WHOLE || column < inputs) to.of[tile][half] = load_vector(x[tile] + column);
             }
         }
     }
-    __device__ void add(const u8* stage, int, const Inputs& x, float (&sums)[TILES][4]) const {
+    __device__ void add(u32 stage, int, const Inputs& x, float (&sums)[TILES][4]) const {
         const Weights w(stage);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

@@ -6,7 +6,8 @@
  * weight/packing.rs). The rows of a line are permuted by the index of the line, so that 8 lanes have no bank conflicts in copies
  * or reads. Integers are converted to pairs in the type of the activations (pairs.cuh), minus their zero point, exactly; the sums
  * of a group are scaled in f32. Minima are multiplied by the sums of a group's activations, which are computed as a product with
- * a matrix of ones.
+ * a matrix of ones. Floats of 4 bits are scaled before they are multiplied if activations are bf16: exact for scales from 2^-98 to
+ * 2^33.
  *
  * Bytes: integers, scales and offsets once per item; activations from the L2. Floor: the former, for the distinct experts, over
  * read bandwidth.
@@ -32,7 +33,13 @@ __device__ inline u32 plus(u32 pair, u32 other) {
 /* A number as both elements of a pair. */
 __device__ inline u32 twice(float x) { return narrow<X>(x).bits * 0x10001u; }
 
+/* Whether weights are multiplied by factors, rather than sums by scales: floats, whose scales are powers of two, so that it is exact.
+ * A step has four groups. */
+#define FACTORS (FLOATS && !HALF)
+
 struct Integers {
+    /* A factor of all sums. */
+    static constexpr float unit = FACTORS ? SMALL_UNIT : 1.0f;
     /* Bytes of the scales and offsets of a unit that a step needs, and of a part. */
     static constexpr int numbers = STEP_GROUPS * LINE, part_bytes = 1024 + 2 * numbers;
     static constexpr int columns = SPAN, stage = PARTS * part_bytes;
@@ -43,55 +50,81 @@ struct Integers {
     };
     struct Weights {
         Vector low, high;
+#if FACTORS
+        /* The factors of the lane's row of either unit, four groups. */
+        u32 factors[2][2];
+#else
         SCALE number[STEP_GROUPS][2][NUMBERS];
-        __device__ Weights(const u8* part) {
+#endif
+        __device__ Weights(u32 part) {
             const int lane = threadIdx.x % 32, at = lane % 4 * 8 + (lane / 4 ^ lane % 4 * 2);
-            low = ((const Vector*)part)[at];
-            high = ((const Vector*)part)[at + 32];
+            low = read_shared(part + at * 16);
+            high = read_shared(part + at * 16 + 512);
+#if FACTORS
+            /* Transposed matrices whose rows are the lines of two groups in turn: a lane gets both scales of its row. */
+            u32 scales[4];
+            load_transposed(scales, part + 1024 + (lane / 8 * 2 + lane % 2) * 16);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) factors[i / 2][i % 2] = small_factors(scales[i]);
+#else
 #pragma unroll
             for (int g = 0; g < STEP_GROUPS; ++g) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const SCALE* own = (const SCALE*)(part + 1024 + i * numbers + g * LINE) + lane / 4 * NUMBERS;
+                    const u32 own = part + lane / 4 * NUMBERS * sizeof(SCALE) + 1024 + i * numbers + g * LINE;
 #pragma unroll
-                    for (int n = 0; n < NUMBERS; ++n) number[g][i][n] = own[n];
+                    for (int n = 0; n < NUMBERS; ++n) number[g][i][n] = read_shared<SCALE>(own + n * sizeof(SCALE));
                 }
             }
+#endif
         }
+#if FACTORS
+        __device__ u32 factor(int unit, int g) const { return __byte_perm(factors[unit][g / 2], 0, g % 2 ? 0x3232 : 0x1010); }
+#endif
     };
-    /* What a lane copies of each part: of its lower unit, its upper unit, and the scales and offsets of one of them. */
-    struct Source { const u8 *low, *high, *numbers; };
-    Source sources[PARTS];
+    /* What a lane copies next: of the lower and the upper unit of each part, and vectors of the scales and offsets of all units. */
+    static constexpr int unit_vectors = numbers / 16, vectors = PARTS * 2 * unit_vectors, number_copies = (vectors + 31) / 32;
+    const u8 *low[PARTS], *high[PARTS], *number_sources[number_copies];
     int inputs;
 
-    __device__ Integers(const GroupedLinearParams& p) : sources{}, inputs((int)p.inputs) {}
-    __device__ void aim(const GroupedLinearParams& p, i64 row, i64 end) {
-        const int lane = threadIdx.x % 32;
+    __device__ Integers(const GroupedLinearParams& p) : low{}, high{}, number_sources{}, inputs((int)p.inputs) {}
+    __device__ void aim(const GroupedLinearParams& p, i64 row, i64 end, int step) {
+        const int lane = threadIdx.x % 32, at = step * 512 + lane * 16;
         const i64 begin = row / 8;
         const Weight& other = GATED ? p.other : p.weight;
+        /* Units behind the last are replaced by the first, and their results are discarded. */
+        auto unit_of = [&](int part, int i) {
+            const i64 unit = begin + (GATED ? part : 2 * part + i);
+            return unit * 8 < end ? unit : begin;
+        };
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
-            /* Units behind the last are replaced by the first, and their results are discarded. */
-            i64 first = begin + (GATED ? part : 2 * part), second = GATED ? first : first + 1;
-            if (first * 8 >= end) first = begin;
-            if (second * 8 >= end) second = begin;
-            const Weight& numbered = lane < 16 ? p.weight : other;
-            sources[part] = {p.weight.elements + first * p.weight.row_bytes + lane * 16,
-                             other.elements + second * other.row_bytes + lane * 16,
-                             numbered.scales + (lane < 16 ? first : second) * numbered.scale_bytes + lane % 16 * 16};
+            low[part] = p.weight.elements + unit_of(part, 0) * p.weight.row_bytes + at;
+            high[part] = other.elements + unit_of(part, 1) * other.row_bytes + at;
+        }
+#pragma unroll
+        for (int i = 0; i < number_copies; ++i) {
+            const int vector = i * 32 + lane, of = vector / unit_vectors;
+            const Weight& weight = of % 2 ? other : p.weight;
+            number_sources[i] = weight.scales + unit_of(of / 2, of % 2) * weight.scale_bytes + vector % unit_vectors * 16;
         }
     }
-    __device__ void copy(u8* stage, int step) const {
+    __device__ void copy(u32 stage, int step) {
         const int lane = threadIdx.x % 32, at = lane / 8 * 8 + (lane % 8 ^ lane / 8 * 2);
         const i64 line = GROUP == 0 ? 0 : GROUP > SPAN ? step * SPAN / (GROUP ? GROUP : 1) : step * STEP_GROUPS;
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part, stage += part_bytes) {
-            copy_ahead((Vector*)stage + at, sources[part].low + (i64)step * 512, true);
-            copy_ahead((Vector*)stage + at + 32, sources[part].high + (i64)step * 512, true);
-            if (lane % 16 * 16 < numbers) {
-                Vector* to = (Vector*)(stage + 1024 + lane / 16 * numbers) + lane % 16;
-                copy_ahead(to, sources[part].numbers + line * LINE, true);
-            }
+        for (int part = 0; part < PARTS; ++part) {
+            const u32 to = stage + part * part_bytes + at * 16;
+            copy_ahead(to, low[part], true);
+            copy_ahead(to + 512, high[part], true);
+            low[part] += SPLIT * 512;
+            high[part] += SPLIT * 512;
+        }
+#pragma unroll
+        for (int i = 0; i < number_copies; ++i) {
+            const int vector = i * 32 + lane, of = vector / unit_vectors;
+            const u32 to = stage + of / 2 * part_bytes + 1024 + of % 2 * numbers + vector % unit_vectors * 16;
+            if (vector < vectors) copy_ahead(to, number_sources[i] + line * LINE, true);
         }
     }
     /* The lane's inputs for a word, four or two pairs. */
@@ -99,13 +132,13 @@ struct Integers {
         const int part = threadIdx.x % 4;
         return step * SPAN + (BITS == 4 ? w * 32 + part * 8 : GROUP == 0 ? part * 16 + w * 4 : w * 16 + part * 4);
     }
-    __device__ void load(const X* const (&x)[TILES], int step, Inputs& to) const {
+    template <bool Whole> __device__ void load_step(const X* const (&x)[TILES], int step, Inputs& to) const {
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
             for (int w = 0; w < 4; ++w) {
                 const int column = column_of(step, w);
-                const bool real = x[tile] && column < inputs;
+                const bool real = Whole || column < inputs;
 #if BITS == 4
                 Vector v = {};
                 if (real) v = load_vector(x[tile] + column);
@@ -120,8 +153,28 @@ struct Integers {
             }
         }
     }
-    __device__ void add(const u8* stage, int part, const Inputs& x, float (&sums)[TILES][4]) const {
+    /* Only the last step of a row is not whole. */
+    __device__ void load(const X* const (&x)[TILES], int step, Inputs& to) const {
+        if (WHOLE || (step + 1) * SPAN <= inputs) load_step<true>(x, step, to);
+        else load_step<false>(x, step, to);
+    }
+    __device__ void add(u32 stage, int part, const Inputs& x, float (&sums)[TILES][4]) const {
         const Weights own(stage + part * part_bytes);
+#if FACTORS
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            const u32 low = own.factor(0, w), high = own.factor(1, w);
+#pragma unroll
+            for (int k = 0; k < PAIRS; k += 2) {
+                const u32 a[4] = {scaled_floats(own.low.word[w], k, low), scaled_floats(own.high.word[w], k, high),
+                                  scaled_floats(own.low.word[w], k + 1, low), scaled_floats(own.high.word[w], k + 1, high)};
+#pragma unroll
+                for (int tile = 0; tile < TILES; ++tile) {
+                    multiply(sums[tile], a[0], a[1], a[2], a[3], x.of[tile][w][k], x.of[tile][w][k + 1]);
+                }
+            }
+        }
+#else
 #pragma unroll
         for (int g = 0; g < STEP_GROUPS; ++g) {
             float scale[2], second[2] = {};
@@ -175,6 +228,7 @@ struct Integers {
                 }
             }
         }
+#endif
     }
 };
 #endif

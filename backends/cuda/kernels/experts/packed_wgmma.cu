@@ -3,14 +3,11 @@
  * bf16.
  *
  * Weights are the 64-row operand, and come from registers; TOKENS assignments of an item are the columns. A block of two
- * warpgroups owns 128 results; with GATED a warpgroup multiplies 64 rows of the gate's weight and the same 64 of the up weight, so
- * that a lane has both. A step is 64 bytes of every row. It passes through STAGES buffers in shared memory: asynchronous copies
- * fill them with integers, scales and offsets as they lie in memory; activations are gathered from the rows of their tokens into
- * registers, and stored one step before they are multiplied. Each warp dequantises the 16 rows that it supplies to a product, once
- * for all assignments.
- *
- * A lane's 16 bytes of a row hold the inputs that packing gave them (weight/packing.rs). Their pairs become the operands as they
- * come, and activations are stored in the same order: two at a time, permuted within the 128 bytes of a row.
+ * warpgroups owns PRODUCTS times 128 rows of weights, which share the activations: the next 128 results or, with GATED, the same rows of
+ * the up weight, so that a lane has both. A step is 64 bytes of every row. It passes through STAGES buffers in shared memory, which
+ * asynchronous copies fill with integers, scales and offsets as they lie in memory, and with activations, gathered from the rows of
+ * their tokens. Each warp dequantises the 16 rows that it supplies to a product, once for all assignments, half a step at a time while
+ * the other half is multiplied.
  *
  * Numbers: an integer minus its zero point is exact. With one scale for a row, sums are scaled at the end. Otherwise weights are
  * rounded once to the type of the activations: times a scale that is the sum of two elements, or with minima in f32. Floats of 4
@@ -21,22 +18,22 @@
  * distinct experts, over read bandwidth. Grid: (tiles of results, items).
  */
 #define THREADS 256
-/* Weights that a block multiplies: with GATED, those of the gate and of the up projection. */
-#define WEIGHTS (GATED ? 2 : 1)
-#define RESULTS 128
+/* Rows of a product. A block has PRODUCTS of them: with GATED, one of the gate and one of the up projection. */
+#define ROWS 128
+#define RESULTS (GATED ? ROWS : PRODUCTS * ROWS)
 /* Units of 8 rows of a weight, and groups of a step. */
-#define UNITS (RESULTS / 8)
+#define UNITS (ROWS / 8)
 #define STEP_GROUPS (GROUP == 0 || GROUP > SPAN ? 1 : SPAN / GROUP)
 /* Bytes of a step: activations of 64 inputs and of all, the scales and offsets of a unit; and of a stage, which has activations, the
  * integers of all weights, then their scales and offsets. */
 #define X_HALF (TOKENS * 128)
 #define X_BYTES (SPAN / 64 * X_HALF)
 #define UNIT_NUMBERS (STEP_GROUPS * LINE)
-#define STAGE_BYTES ((X_BYTES + WEIGHTS * UNITS * (512 + UNIT_NUMBERS) + 1023) / 1024 * 1024)
-/* Units of a weight that a warp copies; 16-byte vectors of scales and offsets of a unit, and those that a thread copies. */
+#define STAGE_BYTES ((X_BYTES + PRODUCTS * UNITS * (512 + UNIT_NUMBERS) + 1023) / 1024 * 1024)
+/* Units of a product that a warp copies; 16-byte vectors of scales and offsets of a unit, and those that a thread copies. */
 #define OWN_UNITS (UNITS / 8)
 #define UNIT_VECTORS (UNIT_NUMBERS / 16)
-#define OWN_NUMBERS ((WEIGHTS * UNITS * UNIT_VECTORS + THREADS - 1) / THREADS)
+#define OWN_NUMBERS ((PRODUCTS * UNITS * UNIT_VECTORS + THREADS - 1) / THREADS)
 /* Whether sums are scaled rather than weights. */
 #define LATE (GROUP == 0 && OFFSET != 2)
 /* Whether weights are 2^-32 of their value, made by one product from floats that are 2^-126 of theirs. */
@@ -80,9 +77,8 @@ struct Numbers {
         return narrow<X>(low).bits | (u32)narrow<X>(high).bits << 16;
     }
 #elif SMALL
-    u32 scale;
-    /* Times 2^94. */
-    __device__ Numbers(const SCALE* own) : scale(fused(own->bits * 0x10001u, 0x6e806e80u, MINUS_ZEROS)) {}
+    u32 factor;
+    __device__ Numbers(const SCALE* own) : factor(small_factors(own->bits * 0x10001u)) {}
 #else
     u32 less, scale, finer;
     __device__ Numbers(const SCALE* own) {
@@ -101,18 +97,33 @@ struct Numbers {
     /* Pair `k` of a word. */
     __device__ u32 weights_of(u32 word, int k) const {
 #if SMALL
-        return fused(small_floats(word, k), scale, MINUS_ZEROS);
+        return scaled_floats(word, k, factor);
 #else
         return weights_of(pair_of(word, k));
 #endif
     }
 };
 
-/* Where a pair of 64 inputs is stored, counted in pairs: as the products of 16 take them from the lanes' words. */
-__device__ inline int place_of(int pair) {
-    if (BITS == 4) return pair / 16 * 16 + pair % 4 * 4 + pair % 16 / 4;
-    if (GROUP == 0) return pair % 8 / 2 * 8 + pair % 2 * 4 + pair / 8;
-    return pair / 8 * 8 + pair % 2 * 4 + pair % 8 / 2;
+/* The factor of the sums of a row. */
+__device__ inline float scale_of(const Weight& weight, i64 row) {
+    return LATE ? weight.number(row, 0, 0) : SMALL ? SMALL_UNIT : 1.0f;
+}
+
+/*
+ * ldmatrix loads a unit of a step: a lane gets word `lane % 4` of each of the four pieces of row `lane / 4`. So its weights belong to one
+ * group, and the products of 16 inputs take two inputs of each lane at a time. Activations are stored in that order, by pairs.
+ */
+/* Where eight lanes, which have 16 bytes each of every 64 inputs, load them. */
+__device__ inline int column_of(int half) {
+    const int lane = threadIdx.x % 8;
+    return BITS == 4 ? lane / 2 * 32 + half * 16 + lane % 2 * 8 : lane * 8;
+}
+/* Where a lane stores one of its four pairs: a vector of the row, and the pair in it. */
+struct Slot { int vector, pair; };
+__device__ inline Slot slot_of(int pair) {
+    const int lane = threadIdx.x % 8;
+    if (BITS == 8 && GROUP == 0) return {lane / 2 * 2 + pair % 2, lane % 2 * 2 + pair / 2};
+    return {lane % 2 * 4 + pair, lane / 2};
 }
 #endif
 
@@ -138,139 +149,144 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_wgmma(co
 #pragma unroll
         for (int i = 0; i < TOKENS / 32; ++i) {
             const int assignment = assignments[i * 32 + threadIdx.x / 8];
-            x[i] = assignment < 0 ? nullptr : inputs_of(p, assignment) + lane % 8 * 8;
+            x[i] = assignment < 0 ? nullptr : inputs_of(p, assignment);
         }
-        Vector held[SPAN / 64][TOKENS / 32];
-        auto load_x = [&](int step) {
+        /* A pair at a time, to where the products of 16 inputs take them. */
+        auto copy_x = [&](int step, u8* stage) {
+            const int row = threadIdx.x / 8;
+            const u32 rows = shared_address(stage) + row * 128;
 #pragma unroll
             for (int half = 0; half < SPAN / 64; ++half) {
-                const int column = step * SPAN + half * 64;
+                const int column = step * SPAN + column_of(half);
 #pragma unroll
                 for (int i = 0; i < TOKENS / 32; ++i) {
-                    held[half][i] = Vector{};
-                    if (x[i] && column + lane % 8 * 8 < inputs) held[half][i] = load_vector(x[i] + column);
+                    if (!x[i]) continue;
+                    const bool real = column < inputs;
+                    const X* from = x[i] + (real ? column : 0);
+#pragma unroll
+                    for (int pair = 0; pair < 4; ++pair) {
+                        const Slot slot = slot_of(pair);
+                        const u32 to = rows + (slot.vector ^ row % 8) * 16 + slot.pair * 4 + half * X_HALF + i * 4096;
+                        copy_pair_ahead(to, from + pair * 2, real);
+                    }
                 }
             }
         };
-        auto store_x = [&](u8* stage) {
-            const int row = threadIdx.x / 8;
-            u8* rows = stage + row * 128;
-#pragma unroll
-            for (int pair = 0; pair < 4; ++pair) {
-                const int place = place_of(lane % 8 * 4 + pair);
-                u8* to = rows + (place / 4 ^ row % 8) * 16 + place % 4 * 4;
-#pragma unroll
-                for (int i = 0; i < SPAN / 64 * (TOKENS / 32); ++i) {
-                    const int half = i / (TOKENS / 32), rows_of_32 = i % (TOKENS / 32);
-                    *(u32*)(to + half * X_HALF + rows_of_32 * 4096) = held[half][rows_of_32].word[pair];
-                }
-            }
-        };
-        /* The units that this warp copies of each weight, and the scales and offsets that this thread copies. Units behind the last of
+        /* The units that this warp copies, and the scales and offsets that this thread copies. Units behind the last of
          * the expert are replaced by the first of the tile. */
-        const u8 *units[WEIGHTS][OWN_UNITS], *numbers[OWN_NUMBERS];
-        auto unit_of = [&](int unit) { return first / 8 + ((first / 8 + unit) * 8 < end ? unit : 0); };
+        const u8 *units[PRODUCTS * OWN_UNITS], *numbers[OWN_NUMBERS];
+        auto unit_of = [&](int unit) {
+            const i64 index = first / 8 + (GATED ? unit % UNITS : unit);
+            return index * 8 < end ? index : first / 8;
+        };
+        auto weight_of = [&](int unit) -> const Weight& { return GATED && unit / UNITS ? p.other : p.weight; };
 #pragma unroll
-        for (int i = 0; i < WEIGHTS * OWN_UNITS; ++i) {
-            const Weight& weight = i / OWN_UNITS ? p.other : p.weight;
-            units[i / OWN_UNITS][i % OWN_UNITS] = weight.elements + unit_of(warp + i % OWN_UNITS * 8) * weight.row_bytes + lane * 16;
+        for (int i = 0; i < PRODUCTS * OWN_UNITS; ++i) {
+            const int unit = warp + i * 8;
+            const Weight& weight = weight_of(unit);
+            units[i] = weight.elements + unit_of(unit) * weight.row_bytes + lane * 16;
         }
 #pragma unroll
         for (int i = 0; i < OWN_NUMBERS; ++i) {
             const int vector = threadIdx.x + i * THREADS, unit = vector / UNIT_VECTORS;
-            const Weight& weight = unit / UNITS ? p.other : p.weight;
-            numbers[i] = weight.scales + unit_of(unit % UNITS) * weight.scale_bytes + vector % UNIT_VECTORS * 16;
+            const Weight& weight = weight_of(unit);
+            numbers[i] = weight.scales + unit_of(unit) * weight.scale_bytes + vector % UNIT_VECTORS * 16;
         }
         auto copy_step = [&](int step, u8* stage) {
             if (step < steps) {
+                copy_x(step, stage);
 #pragma unroll
-                for (int i = 0; i < WEIGHTS * OWN_UNITS; ++i) {
-                    /* Rows of a line are permuted by its index, so that 8 lanes have no bank conflicts. */
-                    Vector* to = (Vector*)(stage + X_BYTES + (i * 8 + warp) * 512) + lane / 8 * 8 + (lane % 8 ^ lane / 8 * 2);
-                    copy_ahead(to, units[i / OWN_UNITS][i % OWN_UNITS] + step * 512, true);
+                for (int i = 0; i < PRODUCTS * OWN_UNITS; ++i) {
+                    Vector* to = (Vector*)(stage + X_BYTES + (i * 8 + warp) * 512) + lane;
+                    copy_ahead(to, units[i] + step * 512, true);
                 }
                 const int line = GROUP == 0 ? 0 : GROUP > SPAN ? step * SPAN / (GROUP ? GROUP : 1) : step * STEP_GROUPS;
 #pragma unroll
                 for (int i = 0; i < OWN_NUMBERS; ++i) {
                     const int vector = threadIdx.x + i * THREADS;
-                    if (vector >= WEIGHTS * UNITS * UNIT_VECTORS) break;
-                    copy_ahead((Vector*)(stage + X_BYTES + WEIGHTS * UNITS * 512) + vector, numbers[i] + line * LINE, true);
+                    if (vector >= PRODUCTS * UNITS * UNIT_VECTORS) break;
+                    copy_ahead((Vector*)(stage + X_BYTES + PRODUCTS * UNITS * 512) + vector, numbers[i] + line * LINE, true);
                 }
             }
             commit_copies();
         };
 #pragma unroll 1
         for (int step = 0; step < STAGES - 1; ++step) copy_step(step, memory + step * STAGE_BYTES);
-        load_x(0);
-        store_x(memory);
-        load_x(1);
 
-        float sums[WEIGHTS][TOKENS / 2] = {};
+        float sums[PRODUCTS][TOKENS / 2] = {};
+        u32 a[SPAN / 16][4];
         int here = 0;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             await_copies<STAGES - 2>();
+            products_wait<0>();
             /* Products read through the async proxy what was stored. */
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             /* After this barrier, all warps have multiplied the previous step, whose buffer is refilled next. */
             __syncthreads();
             const int next = here + 1 == STAGES ? 0 : here + 1, last = here == 0 ? STAGES - 1 : here - 1;
-            store_x(memory + next * STAGE_BYTES);
-            load_x(step + 2);
             copy_step(step + STAGES - 1, memory + last * STAGE_BYTES);
             const u8* stage = memory + here * STAGE_BYTES;
             here = next;
             const u64 columns = swizzled_at(shared_address(stage));
 #pragma unroll
-            for (int which = 0; which < WEIGHTS; ++which) {
-                const u8* own_numbers = stage + X_BYTES + WEIGHTS * UNITS * 512 + (which * UNITS + warp * 2) * UNIT_NUMBERS;
-                const Vector* lines = (const Vector*)(stage + X_BYTES + (which * UNITS + warp * 2) * 512);
-                const int at = lane % 4 * 8 + (lane / 4 ^ lane % 4 * 2);
-                const Vector low = lines[at], high = lines[at + 32];
-                u32 a[SPAN / 16][4];
+            for (int which = 0; which < PRODUCTS; ++which) {
+                const u8* lines = stage + X_BYTES + (which * UNITS + warp * 2) * 512;
+                const u8* line = stage + X_BYTES + PRODUCTS * UNITS * 512 + (which * UNITS + warp * 2) * UNIT_NUMBERS +
+                                 lane % 4 * STEP_GROUPS / 4 * LINE;
+                const SCALE* row = (const SCALE*)line + lane / 4 * NUMBERS;
+                const Numbers low_numbers(row), high_numbers((const SCALE*)((const u8*)row + UNIT_NUMBERS));
+                u32 low[4], high[4];
+                load_matrices(low, lines + lane * 16);
+                load_matrices(high, lines + 512 + lane * 16);
 #pragma unroll
-                for (int g = 0; g < STEP_GROUPS; ++g) {
-                    const SCALE* row = (const SCALE*)(own_numbers + g * LINE) + lane / 4 * NUMBERS;
-                    const Numbers low_numbers(row), high_numbers((const SCALE*)((const u8*)row + UNIT_NUMBERS));
+                for (int half = 0; half < 2; ++half) {
+                    /* The products that read these registers before are two groups old. */
+                    products_wait<1>();
 #pragma unroll
-                    for (int w = g * (4 / STEP_GROUPS); w < (g + 1) * (4 / STEP_GROUPS); ++w) {
+                    for (int w = half * 2; w < half * 2 + 2; ++w) {
 #pragma unroll
                         for (int k = 0; k < PAIRS; ++k) {
                             u32(&to)[4] = a[w * (PAIRS / 2) + k / 2];
-                            to[k % 2 * 2] = low_numbers.weights_of(low.word[w], k);
-                            to[k % 2 * 2 + 1] = high_numbers.weights_of(high.word[w], k);
+                            to[k % 2 * 2] = low_numbers.weights_of(low[w], k);
+                            to[k % 2 * 2 + 1] = high_numbers.weights_of(high[w], k);
                         }
                     }
-                }
-                products_begin();
+                    products_begin();
 #pragma unroll
-                for (int k = 0; k < SPAN / 16; ++k) multiply(sums[which], a[k], columns + (k / 4 * X_HALF + k % 4 * 32) / 16);
-                products_commit();
-                products_wait<0>();
+                    for (int k = half * (SPAN / 32); k < (half + 1) * (SPAN / 32); ++k) {
+                        multiply(sums[which], a[k], columns + (k / 4 * X_HALF + k % 4 * 32) / 16);
+                    }
+                    products_commit();
+                }
             }
         }
+        products_wait<0>();
         await_copies<0>();
 
-        const int row = warp * 16 + lane / 4;
-        float scale[WEIGHTS][2];
 #pragma unroll
-        for (int i = 0; i < WEIGHTS * 2; ++i) {
-            const Weight& weight = i / 2 ? p.other : p.weight;
-            const i64 index = first + row + i % 2 * 8;
-            scale[i / 2][i % 2] = LATE ? weight.number(index < end ? index : first, 0, 0) : SMALL ? 4294967296.0f : 1.0f;
-        }
+        for (int which = 0; which < PRODUCTS; ++which) hold(sums[which]);
 #pragma unroll
-        for (int which = 0; which < WEIGHTS; ++which) hold(sums[which]);
+        for (int which = 0; which < RESULTS / ROWS; ++which) {
 #pragma unroll
-        for (int i = 0; i < TOKENS / 2; ++i) {
-            const int assignment = assignments[i / 4 * 8 + lane % 4 * 2 + i % 2], h = i % 4 / 2;
-            const i64 index = first + row + h * 8;
-            if (assignment < 0 || index < own || index >= end) continue;
-            float sum = sums[0][i] * scale[0][h] + or_else(p.bias, index, 0.0f);
+            for (int h = 0; h < 2; ++h) {
+                const i64 index = first + which * ROWS + warp * 16 + lane / 4 + h * 8;
+                if (index < own || index >= end) continue;
+                const float scale = scale_of(p.weight, index), bias = or_else(p.bias, index, 0.0f);
 #if GATED
-            sum = gated(sum, sums[1][i] * scale[1][h] + or_else(p.other_bias, index, 0.0f), p.limit, p.up_offset);
+                const float up_scale = scale_of(p.other, index), up_bias = or_else(p.other_bias, index, 0.0f);
 #endif
-            outputs_of(p, assignment)[index - own] = narrow<Y>(sum);
+#pragma unroll
+                for (int i = 0; i < TOKENS / 4; ++i) {
+                    const int assignment = assignments[i / 2 * 8 + lane % 4 * 2 + i % 2], at = i / 2 * 4 + h * 2 + i % 2;
+                    if (assignment < 0) continue;
+                    float sum = sums[which][at] * scale + bias;
+#if GATED
+                    sum = gated(sum, sums[1][at] * up_scale + up_bias, p.limit, p.up_offset);
+#endif
+                    outputs_of(p, assignment)[index - own] = narrow<Y>(sum);
+                }
+            }
         }
         /* The next item reuses the buffers and the list. */
         __syncthreads();

@@ -28,6 +28,25 @@
 extern __shared__ __align__(128) u8 memory[];
 
 #if __CUDA_ARCH__ >= 800
+/* Reads 16 bytes, or one element, at an address of shared memory. */
+__device__ inline Vector read_shared(u32 from) {
+    Vector v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "r"(from) : "memory");
+    return v;
+}
+template <typename T> __device__ inline T read_shared(u32 from) {
+    if constexpr (sizeof(T) == 4) {
+        float x;
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+        return x;
+    } else {
+        T x;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x.bits) : "r"(from) : "memory");
+        return x;
+    }
+}
+
 /* Barrier of a team's warps. The lanes of a warp need not arrive together. */
 __device__ inline void meet(int team) {
     __syncwarp();
@@ -93,15 +112,19 @@ struct Turns {
 
 /*
  * `Product` defines how the weights of a step are copied to a stage of the ring buffer and multiplied from there: `aim` selects
- * the first row of a tile, given the end of its expert's rows; `copy` copies a step; `load` loads the lane's activations of a
- * step into `Inputs`; `add` adds the product of a part of a stage with those.
+ * the first row of a tile, given the end of its expert's rows, and the first step; `copy` copies that step, then every SPLIT-th;
+ * `load` loads the lane's activations of a step into `Inputs`; `add` adds the product of a part of a stage with those. Sums are
+ * multiplied by `unit` at the end.
  */
 template <typename Product> __device__ inline void multiply_items(const GroupedLinearParams& p) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / SPLIT, member = warp % SPLIT;
     const int inputs = (int)p.inputs, steps = (inputs + Product::columns - 1) / Product::columns;
     const int tiles = (int)((p.covered + RESULTS - 1) / RESULTS);
     float(*partial)[WARPS][TOKENS][TOKEN_SUMS] = (float(*)[WARPS][TOKENS][TOKEN_SUMS])(memory + WARPS * STAGES * Product::stage);
-    u8* const ring = memory + warp * STAGES * Product::stage;
+    /* The warp's ring buffer. The compiler cannot know the address, so it keeps it rather than compute it in each step. */
+    u32 ring = (u32)__cvta_generic_to_shared(memory + warp * STAGES * Product::stage);
+    asm volatile("" : "+r"(ring));
+    const u32 ring_end = ring + STAGES * Product::stage;
 
     const Extent::Loaded loaded = p.extent.load();
 #if SUMMED
@@ -123,7 +146,8 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
     Product product(p);
     Cursor next_cursor = {}, cursor = {};
     Item next_item = {-1, 0, 0}, item = {-1, 0, 0};
-    int next_number = -1, number = -1, next_turn = 0, next_step = member, next_stage = 0, next_segment = 0, turn = 0, filled = 0;
+    int next_number = -1, number = -1, next_turn = 0, next_step = member, next_segment = 0, turn = 0, filled = 0;
+    u32 next_stage = ring, stage = ring;
     bool aimed = false;
     auto find = [&](Cursor& from, int number) {
 #if SUMMED
@@ -153,7 +177,7 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
             if (expert >= 0) {
                 const i64 row = first_row(expert, unit), first = expert * p.outputs, stop = first + p.outputs;
                 /* A tile behind the last row copies the first, and its result is discarded. */
-                product.aim(p, row < stop ? row : first, stop);
+                product.aim(p, row < stop ? row : first, stop, next_step);
                 aimed = true;
                 return;
             }
@@ -164,8 +188,8 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
     auto fetch = [&]() {
         if (!aimed && member < steps) aim();
         if (aimed) {
-            product.copy(ring + next_stage * Product::stage, next_step);
-            next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+            product.copy(next_stage, next_step);
+            next_stage = next_stage + Product::stage == ring_end ? ring : next_stage + Product::stage;
             ++filled;
             next_step += SPLIT;
             if (next_step >= steps) {
@@ -182,7 +206,6 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) fetch();
 
-    int stage = 0;
     /* The assignments of the lane's columns, and their inputs. */
     int assignments[TILES];
     const X* x[TILES];
@@ -196,7 +219,8 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) {
                 assignments[tile] = item.expert < 0 ? -1 : assignment_of(p, item, tile * 8 + lane / 4, all);
-                x[tile] = assignments[tile] < 0 ? nullptr : inputs_of(p, assignments[tile]);
+                /* Columns without an assignment multiply the first token, and their results are discarded. */
+                x[tile] = inputs_of(p, assignments[tile] < 0 ? 0 : assignments[tile]);
             }
         }
         float sums[PARTS][TILES][4] = {};
@@ -211,7 +235,7 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
                     before[i / 4][i % 4] = sums[i / 4][0][i % 4];
                     sums[i / 4][0][i % 4] = 0.0f;
                 }
-                x[0] = lane < 4 ? inputs_of(p, segment) : nullptr;
+                x[0] = inputs_of(p, segment);
 #endif
                 typename Product::Inputs own;
                 if (member < steps) product.load(x, member, own);
@@ -226,8 +250,8 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
                         await_copies<0>();
                     }
                     __syncwarp();
-                    const u8* weights = ring + stage * Product::stage;
-                    stage = stage + 1 == STAGES ? 0 : stage + 1;
+                    const u32 weights = stage;
+                    stage = stage + Product::stage == ring_end ? ring : stage + Product::stage;
                     --filled;
                     /* Refills the stage that was read one step ago. */
                     fetch();
@@ -249,10 +273,10 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
             /* The rows of a part, 8 apart: with GATED, those of the gate of all parts come first. */
             const int part = i / TILES, tile = i % TILES, token = tile * 8 + lane % 4 * 2;
             const int low = lane / 4 + part * (GATED ? 8 : 16), high = low + (GATED ? RESULTS : 8);
-            sum_of[member][token][low] = sums[part][tile][0];
-            sum_of[member][token + 1][low] = sums[part][tile][1];
-            sum_of[member][token][high] = sums[part][tile][2];
-            sum_of[member][token + 1][high] = sums[part][tile][3];
+            sum_of[member][token][low] = Product::unit * sums[part][tile][0];
+            sum_of[member][token + 1][low] = Product::unit * sums[part][tile][1];
+            sum_of[member][token][high] = Product::unit * sums[part][tile][2];
+            sum_of[member][token + 1][high] = Product::unit * sums[part][tile][3];
         }
         turns.tell(turn, taken);
         /* Sums are read before the next barrier, and overwritten after it. */

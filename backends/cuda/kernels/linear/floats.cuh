@@ -36,6 +36,23 @@ __device__ inline u32 pair_of_floats(u32 word, int pair) {
 }
 #endif
 
+#if __CUDA_ARCH__ >= 800
+/* The factors of the floats of two groups: their scales, powers of two up to 2^33, times 2^94. */
+__device__ inline u32 small_factors(u32 scales) {
+    u32 result;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(scales), "r"(0x6e806e80u), "r"(0x80008000u));
+    return result;
+}
+/* A pair as bf16, times 2^-32 (SMALL_UNIT is the inverse) and the scale of its group: exact. One product, by a pair of its
+ * group's factor, brings it there from 2^-126. */
+#define SMALL_UNIT 4294967296.0f
+__device__ inline u32 scaled_floats(u32 word, int pair, u32 factor) {
+    u32 result;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(small_floats(word, pair)), "r"(factor), "r"(0x80008000u));
+    return result;
+}
+#endif
+
 /* A float of a word. */
 __device__ inline float float_of(u32 word, int i) {
     u32 pair = small_floats(word, i / 2);

@@ -60,6 +60,7 @@ const UNITS: &[Unit] = &[
     unit!(
         "experts/packed.cu",
         "mma.cuh",
+        "matrices.cuh",
         "copies.cuh",
         "elementwise/function.cuh",
         "linear/floats.cuh",
@@ -74,6 +75,7 @@ const UNITS: &[Unit] = &[
         "experts/packed_wgmma.cu",
         "hopper.cuh",
         "wgmma.cuh",
+        "matrices.cuh",
         "copies.cuh",
         "elementwise/function.cuh",
         "linear/floats.cuh",

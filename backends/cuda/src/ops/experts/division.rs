@@ -36,7 +36,8 @@ const LARGE_TILE_ROWS: [usize; 2] = [64, 128];
 const STAGES: usize = 3;
 /// Bytes of a row of a buffer.
 const STAGE_ROW: usize = 128;
-/// For some tens of assignments by wgmma: the assignments of an item, weight rows of a product of a tile, and buffers.
+/// For some tens of assignments by wgmma: the assignments of an item, weight rows of a product, of which a tile has up to two, and
+/// buffers.
 const WGMMA_ROWS: usize = 32;
 const WGMMA_TILE: usize = 128;
 const WGMMA_STAGES: usize = 3;
@@ -93,7 +94,8 @@ pub(super) enum Kind {
         stages: usize,
         blocks: usize,
     },
-    /// Activations and the packed weights of `products` products, two with a gate, are staged in shared memory.
+    /// Activations and the packed weights of `products` products are staged in shared memory. Two share the activations: those of a gate
+    /// and up, or of neighbouring rows.
     Wgmma {
         products: usize,
     },
@@ -143,7 +145,9 @@ impl Division {
                 ("SPLIT", split.to_string()),
                 ("STAGES", stages.to_string()),
             ],
-            Kind::Wgmma { .. } => vec![("STAGES", WGMMA_STAGES.to_string())],
+            Kind::Wgmma { products } => {
+                vec![("STAGES", WGMMA_STAGES.to_string()), ("PRODUCTS", products.to_string())]
+            }
             Kind::Tiled => vec![("STAGES", STAGES.to_string())],
         };
         // Placeholder: kernels with dense weights ignore these constants.
@@ -229,13 +233,15 @@ impl Shape {
         }
         let few = self.few_rows(device);
         if self.packing().is_some() && device.has_wgmma() && (few + 1..=4 * WGMMA_ROWS).contains(&wanted) {
+            let tiles = self.items(WGMMA_ROWS) * self.covered_outputs().div_ceil(2 * WGMMA_TILE);
+            let products = if gated || tiles >= device.sm_count { 2 } else { 1 };
             return Division {
                 entry: "grouped_linear_wgmma",
                 unit: "experts/packed_wgmma.cu",
                 rows: WGMMA_ROWS,
                 threads: WARPS * 32,
-                outputs: WGMMA_TILE,
-                kind: Kind::Wgmma { products: if gated { 2 } else { 1 } },
+                outputs: if gated { WGMMA_TILE } else { products * WGMMA_TILE },
+                kind: Kind::Wgmma { products },
             };
         }
         if wanted > few {
@@ -360,9 +366,11 @@ impl Shape {
 
     /// The stages of a ring buffer, and the number of blocks per SM.
     fn ring(&self, tiles: usize, device: &DeviceSpec) -> (usize, usize) {
+        // To unpack a stage takes so long that one more is to arrive meanwhile.
+        let read = if self.packing().is_some() { 2 } else { 1 };
         let stages = |blocks: usize| {
             let room = (device.shared_memory() / blocks).saturating_sub(RESERVED + self.sums(tiles));
-            let wanted = 1 + IN_FLIGHT.div_ceil(blocks * WARPS * self.stage());
+            let wanted = read + IN_FLIGHT.div_ceil(blocks * WARPS * self.stage());
             (room / (WARPS * self.stage())).min(wanted).min(MAX_STAGES)
         };
         // A ring with a stage that is read and two that are copied.
@@ -469,6 +477,26 @@ mod tests {
         let bytes = |stages: usize| WARPS * stages * shape.stage() + shape.sums(tiles) + RESERVED;
         assert!(blocks * bytes(stages) <= device.shared_memory() + blocks * RESERVED, "{blocks} of {stages}");
         assert_eq!(blocks == 2, 2 * bytes(3) <= device.shared_memory(), "{blocks} of {stages}");
+    }
+
+    #[rstest]
+    #[case::many_tiles(32, 2)]
+    #[case::few_tiles(4, 1)]
+    fn neighbouring_rows_share_activations_if_all_multiprocessors_have_a_tile(
+        #[case] count: usize,
+        #[case] expected: usize,
+    ) {
+        let format = WeightFormat::from_name("mxfp4").unwrap();
+        let (outputs, inputs, x) = (2880, 2880, DType::BF16);
+        let (rows, slots) = (count * 4, 4);
+        let shape = Shape { rows, slots, count, outputs, inputs, x, format, x_stride: inputs, rest: None };
+        let device =
+            DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false };
+        let products = |form| match shape.division(form, &device).kind {
+            Kind::Wgmma { products } => products,
+            _ => 0,
+        };
+        assert_eq!((products(Form::Plain), products(GATED)), (expected, 2));
     }
 
     #[test]
