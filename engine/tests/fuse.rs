@@ -19,7 +19,7 @@ use dsrun_models::{
     step::{Heads, ProgramOptions, StepBuilder},
 };
 use rstest::rstest;
-use std::sync::Arc;
+use std::{sync::Arc, thread};
 use support::{difference, exact, fixtures, greedy, logits, lowering::LoweringDevice};
 
 const LAYER: [&str; 5] = ["attention_input", "paged_attention", "linear_add", "mlp_input", "linear_add"];
@@ -392,8 +392,8 @@ fn a_device_that_admits_nothing_larger_keeps_the_fused_program() {
 #[test]
 fn answers_are_kept_for_equal_sizes_alone() {
     let fused = Arc::new(fuse(&fixture("llama3"), &mut four_regions).unwrap());
-    let mut merger = Merger::new(fused.clone()).unwrap();
-    let mut merged = |tokens: usize, sequences: usize, conditions: &[bool]| {
+    let merger = Merger::new(fused.clone()).unwrap();
+    let merged = |tokens: usize, sequences: usize, conditions: &[bool]| {
         let mut asked = Vec::new();
         let sizes = move |name: &str| Some(if name == "tokens" { tokens } else { sequences });
         let mut native = |program: &Program, call: &Call| {
@@ -420,6 +420,27 @@ fn answers_are_kept_for_equal_sizes_alone() {
     assert!(!merged(2, 1, &[true]).1.is_empty(), "conditions count");
     assert!(!merged(2, 2, &[]).1.is_empty(), "other sizes count");
     assert!(merged(2, 2, &[]).1.is_empty());
+}
+
+#[test]
+fn threads_that_share_a_merger_get_what_one_gets() {
+    let fused = Arc::new(fuse(&fixture("llama3"), &mut four_regions).unwrap());
+    let merged = |merger: &Merger, tokens: usize| {
+        let sizes = move |name: &str| Some(if name == "tokens" { tokens } else { 1 });
+        let mut native = |_: &Program, call: &Call| Ok(tokens % 3 == 1 && layers_of(call).is_some());
+        merger.merge(&sizes, &[], &mut native).unwrap()
+    };
+    let one = Merger::new(fused.clone()).unwrap();
+    let expected: Vec<_> = (1..40).map(|tokens| merged(&one, tokens)).collect();
+    let shared = Merger::new(fused.clone()).unwrap();
+    thread::scope(|scope| {
+        let work = || (1..40).map(|tokens| merged(&shared, tokens)).collect::<Vec<_>>();
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
+        for programs in threads.into_iter().map(|thread| thread.join().unwrap()) {
+            assert_eq!(programs, expected);
+        }
+    });
+    assert!(expected[0].nodes.len() < fused.nodes.len() && *expected[1] == *fused);
 }
 
 /// Compares fused programs, on a device that runs the bodies of regions, with primitives bit by bit: the bodies are the same

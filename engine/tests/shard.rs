@@ -63,7 +63,7 @@ fn layers_of_a_rank_merge_with_their_sums_over_ranks() {
     let fused = fuse(program, &mut |_, call| {
         Ok(["attention_input", "mlp_input", "norm_linear"].contains(&call.op.name()))
     });
-    let mut merger = Merger::new(fused.unwrap().into()).unwrap();
+    let merger = Merger::new(fused.unwrap().into()).unwrap();
     let merged = merger.merge(&|_| None, &[], &mut |_, call| Ok(summed_layers(call).is_some())).unwrap();
     let regions: Vec<(usize, Lane)> =
         merged.nodes.iter().filter_map(|node| Some((summed_layers(&node.call)?, node.lane))).collect();

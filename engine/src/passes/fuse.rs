@@ -29,12 +29,10 @@ use dsrun_core::{
     Result,
     program::{Call, Node, Origin, Program, ValueId},
 };
+use merger::Answers;
 pub use merger::Merger;
 use runs::Runs;
-use std::{
-    collections::{HashMap, HashSet},
-    ops::Range,
-};
+use std::{collections::HashSet, ops::Range};
 use tiles::{TileRun, Tiles};
 
 /// Says whether a device has a kernel for a call, whose operands and results are values of the program.
@@ -55,7 +53,7 @@ pub fn fuse(program: &Program, native: &mut Native<'_>) -> Result<Program> {
         let uses = joined.uses();
         let runs = Runs::new(&joined, &uses, || TileRun::new(&joined, &tiles))?;
         let once = vec![0; runs.sizes().len()];
-        let parts = partition(&joined, &uses, &runs, &once, &mut HashMap::new(), native)?;
+        let parts = partition(&joined, &uses, &runs, &once, &Answers::default(), native)?;
         let alone: Vec<&str> = left
             .iter()
             .filter(|group| !taken_in(&joined, &parts, &group.joined_name(program)))
@@ -142,7 +140,7 @@ fn partition(
     uses: &[usize],
     runs: &Runs,
     sizes: &[usize],
-    answers: &mut HashMap<(usize, usize), bool>,
+    answers: &Answers,
     native: &mut Native<'_>,
 ) -> Result<Vec<Part>> {
     // Dynamic programming from the last call to the first: the best partition of the calls from each one on.
@@ -153,7 +151,8 @@ fn partition(
         let mut chosen = (cost + best[first + 1].0, Part { nodes: first..first + 1, region: None });
         for run in runs.beginning_at(first) {
             let question = (run.key, sizes[run.sizes]);
-            if answers.get(&question) == Some(&false) {
+            let known = answers.get(question);
+            if known == Some(false) {
                 continue;
             }
             let Some(call) = program.outline(first..run.end, uses) else { continue };
@@ -162,11 +161,13 @@ fn partition(
             if total >= chosen.0 {
                 continue;
             }
-            let answer = match answers.get(&question) {
-                Some(answer) => *answer,
+            let answer = match known {
+                Some(answer) => answer,
                 None => native(program, &call)?,
             };
-            answers.insert(question, answer);
+            if known.is_none() {
+                answers.keep(question, answer);
+            }
             if answer {
                 chosen = (total, Part { nodes: first..run.end, region: Some(call) });
             }

@@ -4,12 +4,14 @@
 use super::{EnginePlan, bucket::Bucket, calls::describe, plan_cache::plan_key};
 use crate::error::Result;
 use dsrun_core::{
+    Error,
     checked::{CheckedPlan, ValidCall},
     device::Device,
 };
+use rayon::prelude::*;
 use std::{
     cmp::Reverse,
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -30,7 +32,10 @@ impl EnginePlan {
         jobs: usize,
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<usize> {
-        let calls = self.distinct_calls(device)?;
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(jobs.max(1)).build();
+        let threads =
+            threads.map_err(|error| Error::internal(format!("starting threads failed: {error}")))?;
+        let calls = threads.install(|| self.distinct_calls(device))?;
         let build = |call: &ValidCall| CheckedPlan::new(device, call.clone()).map(drop);
         let (next, done, failed) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
         let failure = Mutex::new(None);
@@ -55,20 +60,31 @@ impl EnginePlan {
     }
 
     /// The calls of all steps that the engine may run, those of a draft model included, one for each distinct plan. Large ones
-    /// come first: their kernels take longest to compile.
+    /// come first: their kernels take longest to compile. Works on the threads of the current pool.
     pub(super) fn distinct_calls(&self, device: &dyn Device) -> Result<Vec<ValidCall>> {
         let mut distinct = HashMap::new();
         for plan in [Some(self), self.draft.as_ref().map(|draft| &*draft.plan)].into_iter().flatten() {
-            for bucket in Bucket::all(plan.limits, plan.options.rows_per_request()) {
-                let program = plan.programs.merged(device, bucket, plan.fixed)?;
-                for call in describe(&program, &bucket.sizes(plan.fixed), plan.programs.mesh())? {
-                    let place = distinct.len();
-                    distinct.entry(plan_key(&call)).or_insert((place, call));
-                }
+            let buckets = Bucket::all(plan.limits, plan.options.rows_per_request());
+            let steps: Vec<_> = buckets
+                .par_iter()
+                .map(|bucket| plan.calls_of_step(device, *bucket))
+                .collect::<Result<_>>()?;
+            for (key, call) in steps.into_iter().flatten() {
+                let place = distinct.len();
+                distinct.entry(key).or_insert((place, call));
             }
         }
         let mut calls: Vec<(usize, ValidCall)> = distinct.into_values().collect();
         calls.sort_by_key(|(place, call)| (Reverse(call.operands.len()), *place));
         Ok(calls.into_iter().map(|(_, call)| call).collect())
+    }
+
+    /// The calls of a step, one for each distinct plan, with the keys of the plans.
+    fn calls_of_step(&self, device: &dyn Device, bucket: Bucket) -> Result<Vec<(String, ValidCall)>> {
+        let program = self.programs.merged(device, bucket, self.fixed)?;
+        let calls = describe(&program, &bucket.sizes(self.fixed), self.programs.mesh())?;
+        let mut seen = HashSet::new();
+        let keyed = calls.into_iter().map(|call| (plan_key(&call), call));
+        Ok(keyed.filter(|(key, _)| seen.insert(key.clone())).collect())
     }
 }

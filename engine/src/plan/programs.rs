@@ -27,10 +27,7 @@ use dsrun_models::{
     step::{ProgramOptions, Storage},
     weights::ExprReader,
 };
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 /// The programs of an engine's steps, after all passes. They have the same weights and states.
 #[derive(Debug)]
@@ -41,7 +38,7 @@ pub(crate) struct StepPrograms {
     pruned: Arc<Program>,
     /// Merge the calls of [`Self::all_rows`] and [`Self::pruned`] into larger regions, which depend on the size of the step; `None` if
     /// calls must not be merged. They keep the answers of the device, which is the same in every call.
-    mergers: Option<[Mutex<Merger>; 2]>,
+    mergers: Option<[Merger; 2]>,
     /// The groups that collectives run over, if the programs are those of a rank.
     mesh: Option<MeshRank>,
     /// The layer of each weight that may be streamed, by the name of the weight; empty if none is.
@@ -103,7 +100,7 @@ impl StepPrograms {
         let all_rows = Arc::new(program);
         // A region may keep an intermediate value unrounded, so different regions in different steps would give different bits.
         let merges = options.fuse && !options.batch_invariant;
-        let merger = |program: &Arc<Program>| Ok::<_, Error>(Mutex::new(Merger::new(program.clone())?));
+        let merger = |program: &Arc<Program>| Merger::new(program.clone());
         let mergers = if merges { Some([merger(&all_rows)?, merger(&pruned)?]) } else { None };
         Ok(Self {
             all_rows,
@@ -146,7 +143,6 @@ impl StepPrograms {
                 && device.kernels().query(&describe_call(program, call, &sizes, self.mesh())?)?.native)
         };
         let merger = if bucket.all_rows { all_rows } else { pruned };
-        let mut merger = merger.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(merger.merge(&sizes, &[weights_in_place, caches_in_place], &mut native)?)
     }
 
@@ -167,9 +163,7 @@ impl StepPrograms {
 
     /// Drops the answers about regions, which were given under other conditions.
     fn forget_answers(&mut self) {
-        for merger in self.mergers.iter_mut().flatten() {
-            merger.get_mut().unwrap_or_else(PoisonError::into_inner).forget();
-        }
+        self.mergers.iter_mut().flatten().for_each(Merger::forget);
     }
 
     /// Whether a call uses the caches of at most one layer.

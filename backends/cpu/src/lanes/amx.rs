@@ -165,7 +165,8 @@ mod tests {
     #[test]
     #[ignore = "needs a processor with AMX: cargo test -p dsrun-cpu --lib -- --ignored tiles_multiply"]
     fn tiles_multiply_signed_with_unsigned_bytes() {
-        let amx = Amx::detect().expect("this processor has no AMX, or the system does not let processes use it");
+        let amx =
+            Amx::detect().expect("this processor has no AMX, or the system does not let processes use it");
         let word = |at: usize, factor: usize| {
             u32::from_le_bytes(std::array::from_fn(|byte| ((4 * at + byte) * factor % 256) as u8))
         };
