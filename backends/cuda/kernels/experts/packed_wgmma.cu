@@ -14,7 +14,7 @@
  * bits are exact: in bf16 they are 2^-32 of their value, so that one product brings them there from 2^-126. Scales must be within the
  * range of the type: in bf16 those of floats up to 2^33; in f16 those below 2^-14 lose bits, and those below 2^-24 are 0.
  *
- * Bytes: integers, scales and offsets, once per item; activations once per 128 results, from the L2. Floor: the former, for the
+ * Bytes: integers, scales and offsets, once per item; activations once per block, from the L2. Floor: the former, for the
  * distinct experts, over read bandwidth. Grid: (tiles of results, items).
  */
 #define THREADS 256
@@ -220,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_linear_wgmma(co
         for (int step = 0; step < steps; ++step) {
             await_copies<STAGES - 2>();
             products_wait<0>();
-            /* Products read through the async proxy what was stored. */
+            /* Products read through the async proxy what was copied. */
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             /* After this barrier, all warps have multiplied the previous step, whose buffer is refilled next. */
             __syncthreads();
