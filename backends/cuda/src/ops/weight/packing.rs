@@ -50,6 +50,9 @@ const FLOAT_WORDS: [[u32; FLOATS.len()]; 8] = {
     words
 };
 
+/// The largest scale of a group of floats: kernels multiply it by 2^94 in bf16 (`linear/floats.cuh`).
+const MAX_FLOAT_SCALE: f32 = (1u64 << 33) as f32;
+
 /// Rows of a unit.
 pub(crate) const UNIT: usize = 8;
 
@@ -223,6 +226,7 @@ impl Packing {
                 numbers.fill(0);
                 for (index, row) in rows.chunks_exact(row_bytes).enumerate() {
                     weight.format.unpack_row(row, stored, scales)?;
+                    self.check(scales)?;
                     self.shift(stored);
                     self.place(stored, index, integers);
                     for (number, affine) in scales.iter().enumerate().take(columns.div_ceil(group)) {
@@ -233,6 +237,26 @@ impl Packing {
                 Ok(())
             },
         )
+    }
+
+    /// Refuses scales of floats that kernels cannot multiply by.
+    fn check(self, scales: &[Affine]) -> Result<()> {
+        if self.offset != Offset::Floats {
+            return Ok(());
+        }
+        let mut numbers = scales.iter().map(|affine| self.number_of(affine));
+        match numbers.find(|number| number.is_nan() || *number > MAX_FLOAT_SCALE) {
+            Some(number) => Err(Error::unsupported(format!(
+                "a block of floats of 4 bits has the scale {number:e}; it may be {MAX_FLOAT_SCALE:e} at most"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The scale that is stored.
+    fn number_of(self, affine: &Affine) -> f32 {
+        // What is stored of a float is twice its value (see `word_of_floats`).
+        if self.offset == Offset::Floats { 2.0 * affine.scale } else { affine.scale }
     }
 
     /// Makes integers of 8 bits signed.
@@ -274,8 +298,6 @@ impl Packing {
 
     /// Writes the scale and offset of a group of a row.
     fn write(self, affine: &Affine, to: &mut [u8]) {
-        // What is stored of a float is twice its value (see `word_of_floats`).
-        let scale = if self.offset == Offset::Floats { 2.0 * affine.scale } else { affine.scale };
         let second = match self.offset {
             Offset::Fixed(_) | Offset::Floats => None,
             // 8-bit integers were made signed by subtracting 128.
@@ -283,7 +305,9 @@ impl Packing {
             Offset::Minimum => Some(affine.minimum),
         };
         let bytes = self.scale.bytes();
-        for (value, to) in [Some(scale), second].into_iter().flatten().zip(to.chunks_exact_mut(bytes)) {
+        for (value, to) in
+            [Some(self.number_of(affine)), second].into_iter().flatten().zip(to.chunks_exact_mut(bytes))
+        {
             match self.scale {
                 DType::F16 => to.copy_from_slice(&half::f16::from_f32(value).to_le_bytes()),
                 DType::BF16 => to.copy_from_slice(&half::bf16::from_f32(value).to_le_bytes()),
@@ -320,6 +344,7 @@ fn word_of_floats(stored: &[u8]) -> u32 {
 mod tests {
     use super::*;
     use dsrun_core::GroupFormat;
+    use rstest::rstest;
 
     fn packed(name: &str, columns: usize, rows: &[u8]) -> (Vec<u8>, Vec<u8>) {
         let format = WeightFormat::Group(GroupFormat::from_name(name).unwrap());
@@ -327,6 +352,20 @@ mod tests {
         let (mut integers, mut numbers) = (Vec::new(), Vec::new());
         Packing::of(format).unwrap().pack(&weight, rows, &mut integers, &mut numbers).unwrap();
         (integers, numbers)
+    }
+
+    #[rstest]
+    #[case::largest(160, "")]
+    #[case::too_large(161, "has the scale 1.717987e10; it may be 8.589935e9 at most")]
+    #[case::not_a_number(255, "has the scale NaN")]
+    fn scales_of_floats_are_bounded(#[case] exponent: u8, #[case] expected: &str) {
+        let format = WeightFormat::Block(BlockFormat::Mxfp4);
+        let mut row = [0x22; 17];
+        row[0] = exponent;
+        let weight = WeightType { format, shape: vec![1, 32] };
+        let packed = Packing::of(format).unwrap().pack(&weight, &row, &mut Vec::new(), &mut Vec::new());
+        let error = packed.map_or_else(|error| error.to_string(), |()| String::new());
+        assert!(error.contains(expected) && error.is_empty() == expected.is_empty(), "{error}");
     }
 
     #[test]
