@@ -109,6 +109,25 @@ template <> struct Lanes<f16> {
 
 __device__ inline Vector load_vector(const void* from) { return *(const Vector*)from; }
 
+/* Reads 16 bytes, or one element, at an address of shared memory. */
+__device__ inline Vector read_shared(u32 from) {
+    Vector v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "r"(from) : "memory");
+    return v;
+}
+template <typename T> __device__ inline T read_shared(u32 from) {
+    if constexpr (sizeof(T) == 4) {
+        float x;
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+        return x;
+    } else {
+        T x;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x.bits) : "r"(from) : "memory");
+        return x;
+    }
+}
+
 /* Stores 16 bytes to global memory by one instruction; the compiler does not always combine stores of words. */
 __device__ inline void store_vector(void* to, const Vector& v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"

@@ -16,7 +16,6 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    thread,
 };
 
 impl EnginePlan {
@@ -52,7 +51,7 @@ impl EnginePlan {
                 }
             }
         };
-        thread::scope(|scope| (0..jobs.clamp(1, calls.len().max(1))).for_each(|_| drop(scope.spawn(work))));
+        threads.scope(|scope| (0..threads.current_num_threads()).for_each(|_| scope.spawn(|_| work())));
         match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error.into()),
             None => Ok(calls.len()),

@@ -164,10 +164,7 @@ __device__ inline void write_rows(const AttentionParams& a, const Tile& tile, in
     for (int i = 0; i < chunks / 2; ++i) {
         int item = lane + i * 32, row = item / chunks, chunk = item % chunks;
         int token = (first + row) / HEADS, head = tile.head + (first + row) % HEADS, at = tile.row + token;
-        Vector v;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-            : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
-            : "r"(place + chunk / 8 * HALF_BYTES + row * 128 + (chunk ^ row) % 8 * 16) : "memory");
+        const Vector v = read_shared(place + chunk / 8 * HALF_BYTES + row * 128 + (chunk ^ row) % 8 * 16);
         if (first + row >= ROWS || token >= tile.count || at < 0 || at >= tokens) continue;
         Q* to = a.y.row(at) + (i64)head * VALUE_SIZE + chunk * 8;
 #if VECTORS

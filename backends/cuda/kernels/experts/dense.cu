@@ -25,7 +25,7 @@ struct Dense {
         }
     };
     static constexpr int columns = 64, stage = 2048;
-    static constexpr float unit = 1.0f;
+    static constexpr float sum_factor = 1.0f;
     static constexpr bool aligned = false;
     /* The rows that a lane copies: four apart, in either half of the tile. */
     const u8 *from[4];

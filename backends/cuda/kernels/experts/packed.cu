@@ -33,13 +33,8 @@ __device__ inline u32 plus(u32 pair, u32 other) {
 /* A number as both elements of a pair. */
 __device__ inline u32 twice(float x) { return narrow<X>(x).bits * 0x10001u; }
 
-/* Whether weights are multiplied by factors, rather than sums by scales: floats, whose scales are powers of two, so that it is exact.
- * A step has four groups. */
-#define FACTORS (FLOATS && !HALF)
-
 struct Integers {
-    /* A factor of all sums. */
-    static constexpr float unit = FACTORS ? SMALL_UNIT : 1.0f;
+    static constexpr float sum_factor = SMALL ? SMALL_UNIT : 1.0f;
     /* Bytes of the scales and offsets of a unit that a step needs, and of a part. */
     static constexpr int numbers = STEP_GROUPS * LINE, part_bytes = 1024 + 2 * numbers;
     static constexpr int columns = SPAN, stage = PARTS * part_bytes;
@@ -50,8 +45,8 @@ struct Integers {
     };
     struct Weights {
         Vector low, high;
-#if FACTORS
-        /* The factors of the lane's row of either unit, four groups. */
+#if SMALL
+        /* The factors of the lane's row of either unit, for the four groups of a step. */
         u32 factors[2][2];
 #else
         SCALE number[STEP_GROUPS][2][NUMBERS];
@@ -60,7 +55,7 @@ struct Integers {
             const int lane = threadIdx.x % 32, at = lane % 4 * 8 + (lane / 4 ^ lane % 4 * 2);
             low = read_shared(part + at * 16);
             high = read_shared(part + at * 16 + 512);
-#if FACTORS
+#if SMALL
             /* Transposed matrices whose rows are the lines of two groups in turn: a lane gets both scales of its row. */
             u32 scales[4];
             load_transposed(scales, part + 1024 + (lane / 8 * 2 + lane % 2) * 16);
@@ -78,7 +73,7 @@ struct Integers {
             }
 #endif
         }
-#if FACTORS
+#if SMALL
         __device__ u32 factor(int unit, int g) const { return __byte_perm(factors[unit][g / 2], 0, g % 2 ? 0x3232 : 0x1010); }
 #endif
     };
@@ -160,7 +155,7 @@ struct Integers {
     }
     __device__ void add(u32 stage, int part, const Inputs& x, float (&sums)[TILES][4]) const {
         const Weights own(stage + part * part_bytes);
-#if FACTORS
+#if SMALL
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
             const u32 low = own.factor(0, w), high = own.factor(1, w);

@@ -36,8 +36,6 @@
 #define OWN_NUMBERS ((PRODUCTS * UNITS * UNIT_VECTORS + THREADS - 1) / THREADS)
 /* Whether sums are scaled rather than weights. */
 #define LATE (GROUP == 0 && OFFSET != 2)
-/* Whether weights are 2^-32 of their value, made by one product from floats that are 2^-126 of theirs. */
-#define SMALL (FLOATS && !HALF)
 
 extern __shared__ __align__(1024) u8 memory[];
 

@@ -28,25 +28,6 @@
 extern __shared__ __align__(128) u8 memory[];
 
 #if __CUDA_ARCH__ >= 800
-/* Reads 16 bytes, or one element, at an address of shared memory. */
-__device__ inline Vector read_shared(u32 from) {
-    Vector v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "r"(from) : "memory");
-    return v;
-}
-template <typename T> __device__ inline T read_shared(u32 from) {
-    if constexpr (sizeof(T) == 4) {
-        float x;
-        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
-        return x;
-    } else {
-        T x;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x.bits) : "r"(from) : "memory");
-        return x;
-    }
-}
-
 /* Barrier of a team's warps. The lanes of a warp need not arrive together. */
 __device__ inline void meet(int team) {
     __syncwarp();
@@ -114,7 +95,7 @@ struct Turns {
  * `Product` defines how the weights of a step are copied to a stage of the ring buffer and multiplied from there: `aim` selects
  * the first row of a tile, given the end of its expert's rows, and the first step; `copy` copies that step, then every SPLIT-th;
  * `load` loads the lane's activations of a step into `Inputs`; `add` adds the product of a part of a stage with those. Sums are
- * multiplied by `unit` at the end.
+ * multiplied by `sum_factor` at the end.
  */
 template <typename Product> __device__ inline void multiply_items(const GroupedLinearParams& p) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / SPLIT, member = warp % SPLIT;
@@ -273,10 +254,10 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
             /* The rows of a part, 8 apart: with GATED, those of the gate of all parts come first. */
             const int part = i / TILES, tile = i % TILES, token = tile * 8 + lane % 4 * 2;
             const int low = lane / 4 + part * (GATED ? 8 : 16), high = low + (GATED ? RESULTS : 8);
-            sum_of[member][token][low] = Product::unit * sums[part][tile][0];
-            sum_of[member][token + 1][low] = Product::unit * sums[part][tile][1];
-            sum_of[member][token][high] = Product::unit * sums[part][tile][2];
-            sum_of[member][token + 1][high] = Product::unit * sums[part][tile][3];
+            sum_of[member][token][low] = Product::sum_factor * sums[part][tile][0];
+            sum_of[member][token + 1][low] = Product::sum_factor * sums[part][tile][1];
+            sum_of[member][token][high] = Product::sum_factor * sums[part][tile][2];
+            sum_of[member][token + 1][high] = Product::sum_factor * sums[part][tile][3];
         }
         turns.tell(turn, taken);
         /* Sums are read before the next barrier, and overwritten after it. */

@@ -36,6 +36,9 @@ __device__ inline u32 pair_of_floats(u32 word, int pair) {
 }
 #endif
 
+/* Whether the kernels of experts multiply weights that are 2^-32 of their value, made by one product from floats that are 2^-126 of
+ * theirs. Scales are powers of two, so that is exact. */
+#define SMALL (FLOATS && !HALF)
 #if __CUDA_ARCH__ >= 800
 /* The factors of the floats of two groups: their scales, powers of two up to 2^33, times 2^94. */
 __device__ inline u32 small_factors(u32 scales) {

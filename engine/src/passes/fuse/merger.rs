@@ -17,7 +17,7 @@ use std::{
 /// An engine has hundreds of step sizes, which are combinations of the numbers of tokens, sequences and output rows, but many calls
 /// depend on the number of tokens alone. So the answers of the device are kept, by the sizes that a run depends on: it is asked once
 /// about equal runs at equal sizes, and a run that is known costs a lookup. Regions of regions are asked about again for every step.
-/// Threads may merge at the same time, and use each other's answers.
+/// Threads may merge at the same time, and use each other's answers; a run that two need at once is asked about twice.
 #[derive(Debug)]
 pub struct Merger {
     program: Arc<Program>,

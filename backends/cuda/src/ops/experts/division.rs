@@ -366,11 +366,11 @@ impl Shape {
 
     /// The stages of a ring buffer, and the number of blocks per SM.
     fn ring(&self, tiles: usize, device: &DeviceSpec) -> (usize, usize) {
-        // To unpack a stage takes so long that one more is to arrive meanwhile.
-        let read = if self.packing().is_some() { 2 } else { 1 };
+        // Stages beside those in flight: one that is read and, since to unpack it takes long, one that has arrived meanwhile.
+        let held = if self.packing().is_some() { 2 } else { 1 };
         let stages = |blocks: usize| {
             let room = (device.shared_memory() / blocks).saturating_sub(RESERVED + self.sums(tiles));
-            let wanted = read + IN_FLIGHT.div_ceil(blocks * WARPS * self.stage());
+            let wanted = held + IN_FLIGHT.div_ceil(blocks * WARPS * self.stage());
             (room / (WARPS * self.stage())).min(wanted).min(MAX_STAGES)
         };
         // A ring with a stage that is read and two that are copied.

@@ -247,7 +247,8 @@ impl Packing {
         let mut numbers = scales.iter().map(|affine| self.number_of(affine));
         match numbers.find(|number| number.is_nan() || *number > MAX_FLOAT_SCALE) {
             Some(number) => Err(Error::unsupported(format!(
-                "a block of floats of 4 bits has the scale {number:e}; it may be {MAX_FLOAT_SCALE:e} at most"
+                "a block of floats of 4 bits has the scale {number:e}; it may be {MAX_FLOAT_SCALE:e} at most: the file is damaged, \
+                 or needs another backend"
             ))),
             None => Ok(()),
         }
@@ -356,7 +357,7 @@ mod tests {
 
     #[rstest]
     #[case::largest(160, "")]
-    #[case::too_large(161, "has the scale 1.717987e10; it may be 8.589935e9 at most")]
+    #[case::too_large(161, "has the scale 1.717987e10; it may be 8.589935e9 at most: the file is")]
     #[case::not_a_number(255, "has the scale NaN")]
     fn scales_of_floats_are_bounded(#[case] exponent: u8, #[case] expected: &str) {
         let format = WeightFormat::Block(BlockFormat::Mxfp4);
