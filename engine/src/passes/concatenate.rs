@@ -44,27 +44,42 @@ fn joined_name<'a>(values: impl Iterator<Item = &'a Value>) -> String {
     values.map(|value| value.name.as_str()).collect::<Vec<_>>().join("+")
 }
 
-/// Finds the groups of a program.
+/// Finds the groups of a program: pairs that a gated activation reads, and otherwise layers that follow each other. Where an MLP is
+/// beside attention, the layers of both read the same input, but run at different times.
 pub(super) fn groups(program: &Program) -> Vec<Group> {
     let uses = program.uses();
-    let mut groups: Vec<Group> = Vec::new();
+    let mut alike_nodes: Vec<Vec<usize>> = Vec::new();
     for index in 0..program.nodes.len() {
         if !can_join(program, &uses, index) {
             continue;
         }
-        let joins = |group: &&mut Group| {
-            group.nodes.first().is_some_and(|first| alike(program, *first, index))
-                && program.nodes[group.nodes[0]].segment == program.nodes[index].segment
+        let joins = |nodes: &&mut Vec<usize>| {
+            alike(program, nodes[0], index) && program.nodes[nodes[0]].segment == program.nodes[index].segment
         };
-        match groups.iter_mut().find(joins) {
-            Some(group) => group.nodes.push(index),
-            None => groups.push(Group { nodes: vec![index], gate: None }),
+        match alike_nodes.iter_mut().find(joins) {
+            Some(nodes) => nodes.push(index),
+            None => alike_nodes.push(vec![index]),
         }
     }
-    groups.retain(|group| group.nodes.len() > 1);
-    for group in &mut groups {
-        group.gate = gate(program, &uses, &group.nodes);
+    alike_nodes.iter().flat_map(|nodes| split(program, &uses, nodes)).collect()
+}
+
+/// Splits equal layers into groups.
+fn split(program: &Program, uses: &[usize], nodes: &[usize]) -> Vec<Group> {
+    let mut groups = Vec::new();
+    let mut rest = nodes.to_vec();
+    for (index, first) in nodes.iter().enumerate() {
+        let gated = nodes[index + 1..].iter().find_map(|second| {
+            let pair = vec![*first, *second];
+            gate(program, uses, &pair).map(|gate| Group { nodes: pair, gate: Some(gate) })
+        });
+        if let Some(group) = gated {
+            rest.retain(|node| !group.nodes.contains(node));
+            groups.push(group);
+        }
     }
+    let following = rest.chunk_by(|a, b| a + 1 == *b).filter(|nodes| nodes.len() > 1);
+    groups.extend(following.map(|nodes| Group { nodes: nodes.to_vec(), gate: None }));
     groups
 }
 
