@@ -551,6 +551,12 @@ static FAULTS: &[Fault] = &[
         }
         _ => run.right(stream),
     }),
+    run("region_enlarges_parallel", |run, stream| match in_region() {
+        true => operand(run, stream, "add", 2, |_, mlp| {
+            (0..mlp.count()).for_each(|index| mlp.set_float(index, mlp.float(index) * 1.25));
+        }),
+        false => run.right(stream),
+    }),
     run("region_loses_scales", |run, stream| match run.call.operands.get(1) {
         Some(Some(OperandDesc::Weight(weight)))
             if in_region() && !matches!(weight.format, WeightFormat::Dense(_)) =>

@@ -272,6 +272,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "check/replay_decoder_variants",
     ),
     mutant(
+        "region_enlarges_parallel",
+        "the result of an MLP beside attention is a quarter larger in a region",
+        "check/replay_decoder_parallel",
+    ),
+    mutant(
         "region_loses_scales",
         "products by weights of integers are a quarter larger in a region",
         "check/replay_decoder_integers",

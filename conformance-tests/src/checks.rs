@@ -130,6 +130,12 @@ pub const CHECKS: &[Check] = &[
         decoder::region_of_variants
     ),
     check!(
+        "replay_decoder_parallel",
+        "a region of decoder layers gives the results of its body with the MLP beside attention, and with rotated pairs of neighbours",
+        None,
+        decoder::region_of_parallel
+    ),
+    check!(
         "replay_decoder_large_heads",
         "a region of decoder layers gives the results of its body with heads of more than 128, and with soft caps",
         None,

@@ -6,6 +6,7 @@
 //!
 //! How far the two may be apart is for [`roundings`].
 
+mod mixture;
 mod roundings;
 mod shapes;
 
@@ -27,15 +28,15 @@ use dsrun_core::{
     device::Device,
     graph::Graphs,
     op::{
-        Activation, Add, AttentionMask, Columns, Embed, GateLayout, GatedActivation, GroupScore,
-        GroupedLinear, KvWrite, LayerNorm, Linear, MoeCombine, MoeGroup, MoeRoute, Nonlinearity,
-        PagedAttention, RmsNorm, Rope, RopePairing, RouterNorm, RouterScore,
+        Activation, Add, AttentionMask, Columns, Embed, GateLayout, GatedActivation, KvWrite, LayerNorm,
+        Linear, Nonlinearity, PagedAttention, RmsNorm, Rope,
     },
 };
+use mixture::mixture;
 use roundings::apart;
 use shapes::{
-    BOUNDED, EXPERTS, EXPERTS_OF_INTEGERS, FLOATS, INTEGERS, LARGE_HEADS, OTHER_HEADS, OVER_RANKS, SHAPES,
-    Shape, VARIANTS, Variant,
+    BOUNDED, EXPERTS, EXPERTS_OF_INTEGERS, FLOATS, INTEGERS, LARGE_HEADS, OTHER_HEADS, OVER_RANKS, PARALLEL,
+    SHAPES, Shape, VARIANTS, Variant,
 };
 use std::{iter, sync::Arc};
 
@@ -273,9 +274,10 @@ impl Layers {
         }
         let mut frequencies_of = |base: Option<f64>| {
             let Some(base) = base else { return Ok(Given::Absent) };
-            let pairs = 0..shape.size / 2;
-            let all: Vec<f64> = pairs.map(|pair| base.powf(-2.0 * pair as f64 / shape.size as f64)).collect();
-            bench.give(&Tensor::floats(DType::F32, &[shape.size / 2], &all))
+            let rotated = shape.size / shape.variant.rotates_one_of;
+            let pairs = 0..rotated / 2;
+            let all: Vec<f64> = pairs.map(|pair| base.powf(-2.0 * pair as f64 / rotated as f64)).collect();
+            bench.give(&Tensor::floats(DType::F32, &[rotated / 2], &all))
         };
         let [first, second] = shape.variant.bases;
         let frequencies = [frequencies_of(first)?, frequencies_of(second)?];
@@ -296,7 +298,7 @@ impl Layers {
         let (queries, keys) = (kv_heads * group * size, kv_heads * size);
         let (query_heads, kv_heads) = ((kv_heads * group) as u32, kv_heads as u32);
         let (dtype, add) = (self.dtype, Add { alpha: 1.0 });
-        let rope = |heads: u32| Rope { heads, pairing: RopePairing::Halves, scale: 1.0 };
+        let rope = |heads: u32| Rope { heads, pairing: variant.pairing, scale: 1.0 };
         let attention = PagedAttention {
             query_heads,
             kv_heads,
@@ -364,8 +366,8 @@ impl Layers {
                 };
                 one(tape.call(add, [x, result, None, None]))
             };
-            let normed = norm(&mut tape, x, &first);
-            let product = linear(&mut tape, normed, &first[vectors..]);
+            let first_normed = norm(&mut tape, x, &first);
+            let product = linear(&mut tape, first_normed, &first[vectors..]);
             let mut start = 0;
             let [mut query, mut key, value] = [queries, keys, keys].map(|count| {
                 let columns = Columns { start, count: count as u32 };
@@ -391,8 +393,14 @@ impl Layers {
             let sinks = tape.give(sinks.clone());
             let mixed = one(tape.call(attention, operands.chain([table, work, None, sinks, None])));
             let projected = linear(&mut tape, mixed, &output);
-            x = sum(&mut tape, x, projected, 0);
-            let normed = norm(&mut tape, x, &up);
+            let before = x;
+            if !variant.parallel {
+                x = sum(&mut tape, x, projected, 0);
+            }
+            let normed = match variant.shares_norm {
+                true => first_normed,
+                false => norm(&mut tape, x, &up),
+            };
             if let Some(experts) = self.shape.experts {
                 let mixed = mixture(&mut tape, dtype, (self.shape, experts), normed, &up[1..], &down);
                 x = sum(&mut tape, x, mixed, 1);
@@ -411,59 +419,14 @@ impl Layers {
                 }
             };
             let inner = linear(&mut tape, activated, &down);
-            x = sum(&mut tape, x, inner, 1);
+            x = match variant.parallel {
+                true => one(tape.call(add, [before, projected, inner, None])),
+                false => sum(&mut tape, x, inner, 1),
+            };
         }
         results.extend(x);
         Ok((tape, results, kept))
     }
-}
-
-/// The mixture of experts of `x`, given the router, its selection bias, and both weights of the gated activation; and the last weight.
-/// A bias follows each weight.
-fn mixture(
-    tape: &mut Tape,
-    dtype: DType,
-    (shape, [count, chosen]): (&Shape, [usize; 2]),
-    x: Option<Value>,
-    up: &[Option<Value>],
-    down: &[Option<Value>],
-) -> Option<Value> {
-    let one = |results: Vec<Value>| results.first().copied();
-    let &[router, router_bias, selection_bias, ref halves @ ..] = up else { return None };
-    let score = match selection_bias {
-        Some(_) => RouterScore::Sigmoid,
-        None if shape.bounded => RouterScore::SoftmaxOfSelected,
-        None => RouterScore::Softmax,
-    };
-    let route = MoeRoute {
-        top_k: chosen as u32,
-        score,
-        groups: 1,
-        top_groups: 1,
-        group_score: GroupScore::Max,
-        norm: RouterNorm::Sum,
-        eps: 0.0,
-        scale: 1.5,
-        threshold: 0.0,
-    };
-    let (count, first_expert) = (count as u32, 0);
-    let logits = one(tape.call(Linear { dtype: DType::F32 }, [x, router, router_bias]));
-    let routed = tape.call(route, [logits, None, selection_bias, None, None]);
-    let (experts, weights) = (routed.first().copied(), routed.get(1).copied());
-    let tables = tape.call(MoeGroup { count, first_expert }, [experts]);
-    let linear = |tape: &mut Tape, x, own: &[Option<Value>]| {
-        let tables = [tables.first().copied(), tables.get(1).copied()];
-        let operands = [x, own[0], experts, own[1], tables[0], tables[1]];
-        one(tape.call(GroupedLinear { dtype, count, first_expert }, operands))
-    };
-    let (gate, other) = (linear(tape, x, &halves[..2]), linear(tape, x, &halves[2..]));
-    // Results are about 1 in size: some are beyond the limit.
-    let [limit, up_offset] = if shape.bounded { [1.5, 1.0] } else { [0.0; 2] };
-    let (function, layout) = (shape.variant.function, GateLayout::Separate);
-    let gated = GatedActivation { function, layout, limit, up_offset };
-    let activated = one(tape.call(gated, [gate, other, None]));
-    let product = linear(tape, activated, down);
-    one(tape.call(MoeCombine { count, first_expert }, [product, weights, experts]))
 }
 
 /// The region of whole layers of two ranks, which sum the results of attention and MLP, gives what its body gives op by op.
@@ -514,6 +477,11 @@ pub(super) fn region_of_floats(subject: &Subject) -> Outcome {
 /// The same with norms after attention and MLP, and with windows.
 pub(super) fn region_of_variants(subject: &Subject) -> Outcome {
     of_shapes(subject, &VARIANTS)
+}
+
+/// The same with the MLP beside attention, and with rotated pairs of neighbours.
+pub(super) fn region_of_parallel(subject: &Subject) -> Outcome {
+    of_shapes(subject, &PARALLEL)
 }
 
 /// The same with heads of more than 128, and with soft caps.
@@ -592,3 +560,6 @@ fn of_shape(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -38,7 +38,12 @@
  * every block keeps the token for itself, and adds to it whole results that it reads from the exchange. The first block writes it in the end.
  * So it is, too, with RANKS, where several GPUs have a part of each product, and results are the sums of their parts (ranks.cuh).
  *
- * Attention may be of two kinds in turn, which differ in window, scale and rotary embedding: KINDS, and the layer's `kind`.
+ * With PARALLEL the MLP is beside attention: its norm takes the token in front of the layer, and both results are added to that at once. The
+ * first half of the MLP then precedes the output product, so that memory is busy while blocks exchange the result of attention. That
+ * token is complete only after all blocks have ended the layer before, whose places are reset once a block has read it.
+ *
+ * Attention may be of two kinds in turn, which differ in window, scale and rotary embedding: KINDS, and the layer's `kind`. With NEIGHBOURS
+ * rotated pairs are neighbouring outputs, which lie in one run, instead of the halves of a head.
  *
  * Attention: a block takes a part of the query heads of a KV head and a split of the keys; its warps take units of 16 keys, as in
  * attention/decode.cu. If all heads together have few elements, every block that multiplies the result merges the splits for itself.
@@ -131,7 +136,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
     float add_low, add_high, sine, cosine;
     float scale_low = 1.0f, scale_high = 1.0f;
     X* cache;
-    X residual;
+    X residual, attended;
     X* to;
     auto read_ahead = [&](int tile) {
         int own = tile + t.warp / FINISHERS * GRID;
@@ -146,8 +151,9 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
         if (P == INPUT) {
             const int queries = HEADS * HEAD, keys = KV_HEADS * HEAD;
 #if ROPE && !HEAD_NORMS
+            if (NEIGHBOURS) rows.turned = low < queries + keys && low % HEAD < 2 * PAIRS;
             if (rows.turned) {
-                float2 turned = sines[low % HEAD];
+                float2 turned = sines[NEIGHBOURS ? low % HEAD / 2 : low % HEAD];
                 float scale = low < queries ? kind.query_scale : kind.key_scale;
                 sine = scale * turned.x;
                 cosine = scale * turned.y;
@@ -162,7 +168,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
                     + share.place % SLOTS * strides.slot + at % HEAD;
             }
         }
-        residual = X{0};
+        residual = attended = X{0};
         if (finishes) {
 #if EXPERTS
             /* The choice of experts is known in the second half of the MLP; in the first, see `read_biases`. */
@@ -177,7 +183,11 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
                 add_low = or_else(bias, low, 0.0f);
                 if (RUNS == 2) add_high = or_else(bias, high, 0.0f);
             }
-            if (!KEEPS_TOKEN && (P == OUTPUT || P == DOWN)) residual = load_fresh_one(before + low);
+            if (!KEEPS_TOKEN && !PARALLEL && (P == OUTPUT || P == DOWN)) residual = load_fresh_one(before + low);
+            if (PARALLEL && P == DOWN) {
+                residual = (l ? (const X*)mine : m.x)[low];
+                attended = load_fresh_one((const X*)(mine + MIDDLE_AT) + low);
+            }
         }
 #if BITS
         if (IS_SCALED(P)) {
@@ -217,8 +227,8 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
 #if KEEPS_TOKEN
         stage(true);
 #else
-        bool there = P == INPUT && l == 0;
-        const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
+        bool there = (P == INPUT || PARALLEL) && l == 0;
+        const X* x = there ? m.x : (const X*)(mine + (P == UP && !PARALLEL ? MIDDLE_AT : 0));
         stage_normed(p, layer.norm_weights[P / 2], layer.norm_biases[P / 2], x, there, activations, scratch);
 #endif
     } else if (P == OUTPUT) {
@@ -272,10 +282,18 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
                 b *= scale_high;
             }
             if (P == OUTPUT || P == DOWN) {
-                if (!KEEPS_TOKEN && (P == DOWN || l > 0)) {
+                if (!KEEPS_TOKEN && !PARALLEL && (P == DOWN || l > 0)) {
                     for (u32 polls = 0; residual.bits == 0xffffu; count_poll(polls, wait_name("residual"))) residual = load_fresh_one(before + low);
                 }
-                X y = narrow<X>(KEEPS_TOKEN ? a + add_low : widen(residual) + p.alpha * (a + add_low));
+                if (PARALLEL && P == DOWN) {
+                    const X* from = (const X*)(mine + MIDDLE_AT) + low;
+                    for (u32 polls = 0; attended.bits == 0xffffu; count_poll(polls, wait_name("attention"))) attended = load_fresh_one(from);
+                }
+                /* Beside the MLP attention's result is added with it. */
+                float sum = a + add_low;
+                if (PARALLEL && P == DOWN) sum = widen(residual) + p.alpha * widen(attended) + sum;
+                if (!KEEPS_TOKEN && !PARALLEL) sum = widen(residual) + p.alpha * sum;
+                X y = narrow<X>(sum);
 #if RANKS > 1
                 if (!failed && leaves) leave_part(m.ranks, part + low * 2, y);
 #else
@@ -312,11 +330,16 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Att
             } else {
                 a += add_low;
                 b += add_high;
+#if NEIGHBOURS
+                float pair = __shfl_xor_sync(0xffffffffu, a, SHARERS);
+                if (rows.turned) a = a * cosine + (low % 2 ? pair : -pair) * sine;
+#else
                 if (rows.turned) {
                     float other = a * cosine - b * sine;
                     b = b * cosine + a * sine;
                     a = other;
                 }
+#endif
                 X y = narrow<X>(a), other = narrow<X>(b);
                 if (leaves) {
                     leave(to, y);
@@ -485,7 +508,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
                    merged);
             if (MERGED && share.live > 1) leave_merged(share, partial, sinks, merged);
         }
-        run_product<OUTPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sinks, sines, scratch);
+        if (!PARALLEL) run_product<OUTPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sinks, sines, scratch);
 #if EXPERTS
 #if KEEPS_TOKEN
         stage_token<UP>(m, layer, POST_NORM_OF(l, 0), RESULT(RESULT_IN(l), mine + base + MIDDLE_AT), true, true, scratch, memory + PLAIN_AT);
@@ -506,6 +529,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
             clear_result(m.ranks, share.launched, RESULT_IN(l - 1), ones_at, MULTIPLIERS * GRID);
 #endif
         }
+        if (PARALLEL) run_product<OUTPUT>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sinks, sines, scratch);
         run_product<DOWN>(m, layer, kind, t, share, l, turn, ring, barriers, mine, partial, sinks, sines, scratch);
     }
 #if KEEPS_TOKEN

@@ -41,7 +41,7 @@
  * number of inputs of a run that one ring slot holds: all of them if they fit. */
 constexpr int INPUTS_OF[5] = {HIDDEN, HEADS * HEAD, HIDDEN, INNER, HIDDEN};
 constexpr int OUTPUTS_OF[5] = {(HEADS + 2 * KV_HEADS) * HEAD, HIDDEN, MIDDLE == GATED ? 2 * INNER : INNER, HIDDEN, EXPERTS};
-constexpr int RUNS_OF[5] = {ROPE ? 2 : 1, 1, MIDDLE == GATED ? 2 : 1, 1, 1}, ROWS_OF[5] = {ROWS_0, ROWS_1, ROWS_2, ROWS_3, ROWS_4};
+constexpr int RUNS_OF[5] = {ROPE && !NEIGHBOURS ? 2 : 1, 1, MIDDLE == GATED ? 2 : 1, 1, 1}, ROWS_OF[5] = {ROWS_0, ROWS_1, ROWS_2, ROWS_3, ROWS_4};
 constexpr int TILES_OF[5] = {OUTPUTS_OF[0] / (RUNS_OF[0] * ROWS_0), HIDDEN / ROWS_1, OUTPUTS_OF[2] / (RUNS_OF[2] * ROWS_2),
                              HIDDEN / ROWS_3, EXPERTS / ROWS_4};
 /* Teams of warps, which take runs in turn, and the partial sums that a team leaves of a run. */

@@ -353,7 +353,7 @@ __device__ inline void copy_weights(const Model& m, const Layer* table, const Sh
     for (int l = 0; l < layers; ++l) {
         const u8* const (&weights)[4] = table[l].weights;
         copier.copy_product<INPUT>(weights[INPUT], turn);
-        copier.copy_product<OUTPUT>(weights[OUTPUT], turn);
+        if (!PARALLEL) copier.copy_product<OUTPUT>(weights[OUTPUT], turn);
 #if EXPERTS
         const ExpertLayer& experts = ((const ExpertLayer*)(memory + EXPERT_TABLE_AT))[l];
         const Choice choice(m.rule, (u32*)(memory + CHOICE_AT));
@@ -364,6 +364,7 @@ __device__ inline void copy_weights(const Model& m, const Layer* table, const Sh
         copier.copy_product<DOWN>(weights[DOWN], turn, nullptr, choice.chosen);
 #else
         copier.copy_product<UP>(weights[UP], turn);
+        if (PARALLEL) copier.copy_product<OUTPUT>(weights[OUTPUT], turn);
         copier.copy_product<DOWN>(weights[DOWN], turn);
 #endif
         if (l + 1 < layers) fetch_layer(m, table, l + 1, share, lane, prefetch);

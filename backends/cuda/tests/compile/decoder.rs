@@ -38,6 +38,18 @@ struct Layers {
     gpt_oss: Option<&'static str>,
     /// Whether the results of attention and MLP are summed over ranks.
     summed: bool,
+    mlp: Mlp,
+    pairing: RopePairing,
+}
+
+/// Where the MLP of a layer is.
+#[derive(Clone, Copy, PartialEq)]
+enum Mlp {
+    BehindAttention,
+    /// Beside attention, with a norm of its own.
+    Beside,
+    /// Beside attention, with the norm of attention.
+    BesideWithOneNorm,
 }
 
 /// Layers as Llama has them.
@@ -58,6 +70,8 @@ const LLAMA: Layers = Layers {
     experts: None,
     gpt_oss: None,
     summed: false,
+    mlp: Mlp::BehindAttention,
+    pairing: RopePairing::Halves,
 };
 
 impl Layers {
@@ -130,8 +144,8 @@ impl Layers {
             let other = layer == 1 && self.window > 0;
             let (frequencies, window) = if other { (of_kinds[1], 0) } else { (of_kinds[0], self.window) };
             let [pre_norm, post_norm] = self.norms;
-            let normed = if pre_norm { norm(&mut program, x, "first") } else { x };
-            let product = linear(&mut program, normed, [queries + 2 * keys, hidden]);
+            let normed_input = if pre_norm { norm(&mut program, x, "first") } else { x };
+            let product = linear(&mut program, normed_input, [queries + 2 * keys, hidden]);
             let mut start_at = 0u32;
             let [mut query, mut key, value] = [queries, keys, keys].map(|count| {
                 let columns = Columns { start: start_at, count: count as u32 };
@@ -148,8 +162,7 @@ impl Layers {
                 (query, key) = (normed(query, "query"), normed(key, "key"));
             }
             if llama {
-                let rope =
-                    |heads: usize| Rope { heads: heads as u32, pairing: RopePairing::Halves, scale: 1.0 };
+                let rope = |heads: usize| Rope { heads: heads as u32, pairing: self.pairing, scale: 1.0 };
                 query =
                     program.call(rope(kv_heads * group), [query, positions, frequencies].map(Some)).unwrap();
                 key = program.call(rope(kv_heads), [key, positions, frequencies].map(Some)).unwrap();
@@ -178,8 +191,15 @@ impl Layers {
             let projected = linear(&mut program, attended, [hidden, queries]);
             let projected = over_ranks(&mut program, projected);
             let projected = if post_norm { norm(&mut program, projected, "third") } else { projected };
-            x = add(&mut program, x, projected);
-            let normed = if pre_norm { norm(&mut program, x, "second") } else { x };
+            let before = x;
+            if self.mlp == Mlp::BehindAttention {
+                x = add(&mut program, x, projected);
+            }
+            let normed = match self.mlp {
+                Mlp::BesideWithOneNorm => normed_input,
+                _ if pre_norm => norm(&mut program, x, "second"),
+                _ => x,
+            };
             if let Some(([count, chosen], score)) = self.experts {
                 let biased = score == RouterScore::Sigmoid;
                 let route = MoeRoute {
@@ -250,7 +270,13 @@ impl Layers {
             let down = linear(&mut program, activated, [hidden, inner]);
             let down = over_ranks(&mut program, down);
             let down = if post_norm { norm(&mut program, down, "fourth") } else { down };
-            x = add(&mut program, x, down);
+            x = match self.mlp {
+                Mlp::BehindAttention => add(&mut program, x, down),
+                _ => {
+                    let all = [Some(before), Some(projected), Some(down), None];
+                    program.call(Add { alpha: 1.0 }, all).unwrap()
+                }
+            };
         }
         outputs.push(x);
         program.finish(&outputs).unwrap()
@@ -258,7 +284,8 @@ impl Layers {
 }
 
 /// Gated MLPs behind RMS norms, and plain ones behind layer norms; layers of one ring slot a tile, of several, and of tiles that warps
-/// take in several rounds; layers that are read at a pace; heads of more than 64; runs in pieces; norms after attention and MLP; windows.
+/// take in several rounds; layers that are read at a pace; heads of more than 64; runs in pieces; norms after attention and MLP; windows;
+/// MLPs beside attention; pairs of neighbours.
 pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
     let bf16 = DType::BF16;
     let f16 = DType::F16;
@@ -348,6 +375,15 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
         Layers { format: "mxfp4", experts: Some(([128, 8], RouterScore::Softmax)), ..LLAMA }
             .of([2048, 768, 4, 8, 128]),
     ];
+    let (one_norm, beside, neighbours) = (Mlp::BesideWithOneNorm, Mlp::Beside, RopePairing::Neighbours);
+    let parallel = [
+        Layers { mlp: beside, llama: false, function: erf, ..LLAMA }.of([4096, 16_384, 32, 1, 128]),
+        Layers { mlp: one_norm, pairing: neighbours, ..LLAMA }.of([4096, 14_336, 8, 4, 128]),
+        Layers { mlp: beside, format: "int4g128_f16", dtype: f16, ..LLAMA }.of([2048, 8192, 8, 4, 64]),
+        Layers { pairing: neighbours, dtype: f16, format: "f16", ..LLAMA }.of([4096, 13_696, 2, 16, 128]),
+        Layers { pairing: neighbours, format: "int8", ..LLAMA }.of([4096, 14_336, 8, 4, 128]),
+    ];
+    let plain = plain.chain(parallel);
     let all = plain.chain(normed).chain(variants).chain(mixtures).chain(bounded).chain(floats);
     all.map(|layers| outlined(&layers.program()))
 }

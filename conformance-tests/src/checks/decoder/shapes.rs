@@ -1,6 +1,9 @@
 //! What the layers of the decoder checks are made of.
 
-use dsrun_core::{DType, op::Nonlinearity};
+use dsrun_core::{
+    DType,
+    op::{Nonlinearity, RopePairing},
+};
 
 /// What layers are made of.
 pub(super) struct Shape {
@@ -156,6 +159,13 @@ pub(super) struct Variant {
     pub(super) windows: [u32; 2],
     /// The base of the rotary embedding of each kind; none where heads are not rotated.
     pub(super) bases: [Option<f64>; 2],
+    /// Which elements of a head are rotated with each other, and one of how many is: the first ones.
+    pub(super) pairing: RopePairing,
+    pub(super) rotates_one_of: usize,
+    /// Whether the MLP is beside attention: its norm takes the token in front of the layer, and both results are added to that at once.
+    pub(super) parallel: bool,
+    /// Whether it then takes what the norm of attention gives, instead of having a norm of its own.
+    pub(super) shares_norm: bool,
     pub(super) softcap: f32,
     /// What scores are divided by, besides the square root of the size of a head. With norms after attention, and with experts, it is
     /// about how far apart they would be otherwise: the product of the sizes of an element of a query and of a key.
@@ -174,6 +184,10 @@ const PLAIN: Variant = Variant {
     weight_offset: 0.0,
     windows: [0; 2],
     bases: [Some(10_000.0); 2],
+    pairing: RopePairing::Halves,
+    rotates_one_of: 1,
+    parallel: false,
+    shares_norm: false,
     softcap: 0.0,
     score_spread: 1.0,
     scale: None,
@@ -208,6 +222,27 @@ pub(super) const VARIANTS: [Shape; 4] = [
     shape("a window", true, [2, 2, 128], [256, 384]).with(Variant { windows: [33; 2], ..PLAIN }),
     shape("norms after products by integers", true, [2, 2, 128], [512, 768]).of("int4g128_f16").with(GEMMA),
 ];
+
+/// An MLP beside attention, as GPT-NeoX has it, or Command R with one norm for both; and rotated pairs that are neighbours, as GLM-4 has
+/// them.
+pub(super) const PARALLEL: [Shape; 6] = [
+    shape("an MLP beside attention", true, [2, 4, 64], [256, 512]).with(BESIDE).embedding(),
+    shape("a plain MLP beside attention", false, [2, 1, 128], [384, 512]).with(BESIDE).embedding(),
+    shape("one norm for attention and MLP", true, [2, 4, 64], [256, 512]).with(Variant {
+        shares_norm: true,
+        parallel: true,
+        ..NEIGHBOURS
+    }),
+    shape("pairs of neighbours", true, [2, 2, 128], [512, 384]).with(NEIGHBOURS),
+    shape("pairs of neighbours in a part of a head", true, [1, 16, 64], [128, 512])
+        .with(Variant { rotates_one_of: 2, ..NEIGHBOURS }),
+    shape("an MLP of integers beside attention", true, [2, 4, 128], [256, 5632])
+        .of("int4g128_f16")
+        .with(Variant { parallel: true, ..NEIGHBOURS }),
+];
+
+const BESIDE: Variant = Variant { parallel: true, ..PLAIN };
+const NEIGHBOURS: Variant = Variant { pairing: RopePairing::Neighbours, ..PLAIN };
 
 /// Heads whose keys and values registers do not hold together.
 pub(super) const LARGE_HEADS: [Shape; 4] = [

@@ -6,7 +6,7 @@ use crate::ops::{
     gemm::fused_linear::{Epilogue, FusedLinear, Heads, Norm, RopeParams},
 };
 use dsrun_core::{
-    op::{Add, AllReduce, AttentionMask, Embed, GateLayout, Op, PagedAttention, Reduction, RopePairing},
+    op::{Add, AllReduce, AttentionMask, Embed, GateLayout, Op, PagedAttention, Reduction},
     program::Call,
     region::Region,
 };
@@ -57,6 +57,8 @@ pub(super) struct Layer {
     pub(super) post_norms: Option<[Norm; 2]>,
     /// Whether these results are summed over ranks first.
     pub(super) summed: bool,
+    /// Whether the MLP is beside attention: its norm takes the token in front of the layer, and both results are added to that.
+    pub(super) parallel: bool,
 }
 
 /// What the attention of a layer may share with some of the others only: window, scale and rotary embedding.
@@ -167,52 +169,31 @@ impl Embedding {
 impl Layer {
     /// Reads a layer with input `x`; returns its caches and its result.
     fn read(reader: &mut BodyReader<'_>, x: usize) -> Option<(Self, [usize; 2], usize)> {
+        // The norm in front of attention may also be that of an MLP beside it.
+        let normed = Norm::read(&mut { *reader }).flatten().map(|(_, _, normed)| normed);
         let (input, results) = FusedLinear::read(reader)?;
         let (&[query, keys, values], Epilogue::Heads(heads)) = (&results[..], input.epilogue) else {
             return None;
         };
         let (attention, attended) = Attention::read(reader, [query, keys, values])?;
-        let Sum { product: output, norm: output_norm, summed, result: middle } =
-            Sum::read(reader, attended, x)?;
-        let mut dense = *reader;
-        let (up, down, down_norm, down_summed, experts, y) = match Self::read_mlp(&mut dense, middle) {
-            Some((up, Sum { product, norm, summed, result })) => {
-                *reader = dense;
-                (up, product, norm, summed, None, result)
+        let mut beside = *reader;
+        let behind = match BehindAttention::read_parallel(&mut beside, attended, x, &input, normed) {
+            Some(behind) => {
+                *reader = beside;
+                behind
             }
-            None => {
-                let (up, down, experts, summed, y) = Experts::read(reader, middle)?;
-                (up, down, None, summed, experts, y)
-            }
+            None => BehindAttention::read(reader, attended, x)?,
         };
-        let post_norms = match (output_norm, down_norm) {
-            (Some(output), Some(down)) => Some([output, down]),
-            (None, None) => None,
-            _ => return None,
-        };
+        let BehindAttention { output, up, down, experts, post_norms, summed, parallel, result } = behind;
         let normed = match [&input, &up].map(|product| product.norm.is_some()) {
             [true, true] => true,
             [false, false] => post_norms.is_some(),
             _ => false,
         };
-        let rotated = heads.rope.is_none_or(|rope| rope.pairing == RopePairing::Halves);
         let quantised = [&input, &output, &up, &down].iter().any(|product| product.scales.is_some());
-        let flows = (input.x, up.x) == (x, middle);
-        let taken = normed && rotated && !quantised && flows && summed == down_summed;
-        let layer = Self { input, heads, attention, output, up, down, experts, post_norms, summed };
-        taken.then_some((layer, [keys, values], y))
-    }
-
-    /// Reads both halves of an MLP with input `middle`.
-    fn read_mlp(reader: &mut BodyReader<'_>, middle: usize) -> Option<(FusedLinear, Sum)> {
-        let (up, results) = FusedLinear::read(reader)?;
-        let down = Sum::read(reader, *results.first()?, middle)?;
-        let activated = match up.epilogue {
-            Epilogue::Gate(op) => op.layout == GateLayout::Concatenated,
-            Epilogue::Activation(_) => true,
-            _ => false,
-        };
-        activated.then_some((up, down))
+        let taken = normed && !quantised && input.x == x;
+        let layer = Self { input, heads, attention, output, up, down, experts, post_norms, summed, parallel };
+        taken.then_some((layer, [keys, values], result))
     }
 
     /// The kind of its attention.
@@ -273,10 +254,96 @@ impl Layer {
         };
         attention(self) == attention(other)
             && post_norms(self) == post_norms(other)
-            && self.summed == other.summed
+            && (self.summed, self.parallel) == (other.summed, other.parallel)
             && heads(self) == heads(other)
             && experts(self) == experts(other)
             && products.into_iter().all(alike)
+    }
+}
+
+/// The calls of a layer behind its attention.
+struct BehindAttention {
+    output: FusedLinear,
+    up: FusedLinear,
+    down: FusedLinear,
+    experts: Option<Experts>,
+    post_norms: Option<[Norm; 2]>,
+    summed: bool,
+    parallel: bool,
+    /// The layer's result.
+    result: usize,
+}
+
+impl BehindAttention {
+    /// Reads the sum of the result of attention and the token `x`, and an MLP of this sum.
+    fn read(reader: &mut BodyReader<'_>, attended: usize, x: usize) -> Option<Self> {
+        let Sum { product: output, norm: output_norm, summed, result: middle } =
+            Sum::read(reader, attended, x)?;
+        let mut dense = *reader;
+        let (up, down, down_norm, down_summed, experts, result) = match Self::read_mlp(&mut dense, middle) {
+            Some((up, Sum { product, norm, summed, result })) => {
+                *reader = dense;
+                (up, product, norm, summed, None, result)
+            }
+            None => {
+                let (up, down, experts, summed, result) = Experts::read(reader, middle)?;
+                (up, down, None, summed, experts, result)
+            }
+        };
+        let post_norms = match (output_norm, down_norm) {
+            (Some(output), Some(down)) => Some([output, down]),
+            (None, None) => None,
+            _ => return None,
+        };
+        let taken = up.x == middle && summed == down_summed;
+        let parallel = false;
+        taken.then_some(Self { output, up, down, experts, post_norms, summed, parallel, result })
+    }
+
+    /// Reads both halves of an MLP with input `middle`.
+    fn read_mlp(reader: &mut BodyReader<'_>, middle: usize) -> Option<(FusedLinear, Sum)> {
+        let (up, results) = FusedLinear::read(reader)?;
+        let down = Sum::read(reader, *results.first()?, middle)?;
+        is_activated(&up).then_some((up, down))
+    }
+
+    /// Reads a product of the result of attention, an MLP of the token `x`, and the sum of both results and the token. The MLP has a norm
+    /// of its own, or shares that of `input`, whose result is `normed`.
+    fn read_parallel(
+        reader: &mut BodyReader<'_>,
+        attended: usize,
+        x: usize,
+        input: &FusedLinear,
+        normed: Option<usize>,
+    ) -> Option<Self> {
+        let (output, of_attention) = FusedLinear::read(reader)?;
+        let (mut up, inner) = FusedLinear::read(reader)?;
+        if up.norm.is_none() && Some(up.x) == normed {
+            (up.norm, up.x) = (input.norm, input.x);
+        }
+        let (mut down, of_mlp) = FusedLinear::read(reader)?;
+        let (add, call) = reader.take(|op| if let Op::Add(op) = op { Some(*op) } else { None })?;
+        let added = [0, 1, 2].map(|index| value(call, index));
+        let plain = [&output, &down]
+            .iter()
+            .all(|product| product.norm.is_none() && matches!(product.epilogue, Epilogue::Nothing));
+        let flows = (output.x, up.x, down.x) == (attended, x, *inner.first()?)
+            && added == [Some(x), of_attention.first().copied(), of_mlp.first().copied()]
+            && value(call, 3).is_none();
+        down.epilogue = Epilogue::Sum(add, x);
+        let taken = plain && flows && is_activated(&up);
+        let (experts, post_norms, summed, parallel) = (None, None, false, true);
+        let result = made(call, 0)?;
+        taken.then_some(Self { output, up, down, experts, post_norms, summed, parallel, result })
+    }
+}
+
+/// Whether a product is the first half of an MLP.
+fn is_activated(up: &FusedLinear) -> bool {
+    match up.epilogue {
+        Epilogue::Gate(op) => op.layout == GateLayout::Concatenated,
+        Epilogue::Activation(_) => true,
+        _ => false,
     }
 }
 

@@ -12,10 +12,15 @@ use crate::{
     arch::DeviceSpec,
     collective::{PART_BYTES, RESULT_SETS},
     driver::kernel_spec::KernelSpec,
-    ops::{gemm::fused_linear::Epilogue, operand, type_name, weight_type},
+    ops::{
+        gemm::fused_linear::{Epilogue, RopeParams},
+        operand, type_name, weight_type,
+    },
 };
 use dsrun_core::{
-    DType, Error, Result, TensorDesc, WeightFormat, WeightType, kernels::CallDesc, op::AttentionMask,
+    DType, Error, Result, TensorDesc, WeightFormat, WeightType,
+    kernels::CallDesc,
+    op::{AttentionMask, RopePairing},
 };
 use std::ops::{Range, RangeInclusive};
 
@@ -97,6 +102,10 @@ pub(super) struct Shape {
     pub(super) post_norms: bool,
     /// Whether heads have sinks.
     pub(super) sinks: bool,
+    /// Whether the MLP is beside attention.
+    pub(super) parallel: bool,
+    /// Whether rotated pairs are neighbours, instead of in halves of a head.
+    pub(super) neighbours: bool,
     /// The number of ranks that these results are summed over.
     pub(super) ranks: usize,
 }
@@ -243,6 +252,11 @@ impl Shape {
             )));
         }
         let rotated = body.layers.iter().find(|layer| layer.heads.rope.is_some()).unwrap_or(layer);
+        let of_neighbours = |rope: RopeParams| rope.pairing == RopePairing::Neighbours;
+        let neighbours = rotated.heads.rope.is_some_and(of_neighbours);
+        if body.kinds.iter().filter_map(|kind| kind.rope).any(|rope| of_neighbours(rope) != neighbours) {
+            return Err(refused("their heads are rotated in different pairs"));
+        }
         let (heads, pairs) = match rotated.input.heads(call)? {
             Some([heads, own, key, value, pairs]) if [own, key, value] == [kv_heads, head, head] => {
                 (heads, pairs)
@@ -303,7 +317,7 @@ impl Shape {
         let biases = [first_norm, second_norm].map(|norm| norm.and_then(|norm| norm.bias()));
         let head_norms = layer.heads.norms.map_or([None; 2], |norms| norms.map(|(_, weight)| Some(weight)));
         // A lane must have both elements of a rotated pair of a head that it normalises.
-        let pairs_in_lane = pairs == 0 || 2 * pairs == head && head.is_multiple_of(64);
+        let pairs_in_lane = pairs == 0 || 2 * pairs == head && head.is_multiple_of(64) && !neighbours;
         if layer.heads.norms.is_some() && !(pairs_in_lane && head.is_multiple_of(32)) {
             return Err(refused(format!(
                 "heads of {head} with {pairs} rotated pairs have norms of their own"
@@ -359,6 +373,8 @@ impl Shape {
             kinds: body.kinds.len(),
             post_norms: layer.post_norms.is_some(),
             sinks: layer.attention.sinks.is_some(),
+            parallel: layer.parallel,
+            neighbours,
             ranks: call.comm.as_ref().map_or(1, |comm| comm.ranks()),
         })
     }
@@ -393,9 +409,9 @@ impl Shape {
         };
         // Tiles have two runs if results are computed from pairs.
         let pairs = |paired: bool| if paired { 2 } else { 1 };
-        let rotated = self.constants.contains(&("ROPE", "1".to_owned()));
+        let halves = !self.neighbours && self.constants.contains(&("ROPE", "1".to_owned()));
         let mut products = vec![
-            product(of_attention, self.hidden, query + 2 * keys, pairs(rotated)),
+            product(of_attention, self.hidden, query + 2 * keys, pairs(halves)),
             product(of_attention, query, self.hidden, 1),
             product(packing, self.hidden, up, pairs(self.gated)),
             product(packing, self.inner, self.hidden, 1),
@@ -521,6 +537,8 @@ impl Shape {
             ("KINDS", self.kinds),
             ("POST_NORMS", usize::from(self.post_norms)),
             ("SINKS", usize::from(self.sinks)),
+            ("PARALLEL", usize::from(self.parallel)),
+            ("NEIGHBOURS", usize::from(self.neighbours)),
             ("DENSE_ATTENTION", usize::from(self.dense_attention)),
             ("RANKS", self.ranks),
             ("RESULT_SETS", RESULT_SETS),

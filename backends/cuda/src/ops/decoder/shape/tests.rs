@@ -32,6 +32,8 @@ fn shape([hidden, inner, kv_heads, group, head]: [usize; 5], gated: bool) -> Sha
         kinds: 1,
         post_norms: false,
         sinks: false,
+        parallel: false,
+        neighbours: false,
         ranks: 1,
     }
 }
