@@ -298,6 +298,17 @@ fn an_activation_fuses_before_a_product() {
     assert_eq!(found, "activation+linear");
 }
 
+/// Attention and MLP read the same normalised activations, but are joined apart: query, key and value; gate and up.
+#[rstest]
+#[case::gated_mlp(fixture("cohere"))]
+#[case::plain_mlp(fixture("phi"))]
+fn an_mlp_beside_attention_has_a_product_of_its_own(#[case] program: Program) {
+    let layers = names(&program).iter().filter(|name| **name == "paged_attention").count();
+    let fused = fuse(&program, &mut all_regions).unwrap().lower_regions(&mut |_| Ok(false)).unwrap();
+    let count = |name| names(&fused).iter().filter(|op| **op == name).count();
+    assert_eq!([count("linear"), count("columns")], [4 * layers + 1, 3 * layers], "{:?}", names(&fused));
+}
+
 #[test]
 fn a_region_does_not_read_the_state_that_it_writes() {
     let mut program = ProgramBuilder::new("states");
