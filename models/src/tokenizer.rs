@@ -12,6 +12,7 @@ mod config;
 mod control;
 mod error;
 mod gguf;
+mod growth;
 mod json;
 mod pieces;
 mod pre_tokenizer;

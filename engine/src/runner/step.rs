@@ -387,7 +387,9 @@ impl Runner {
             let cached = sequence.reused.min(sequence.prompt);
             let item = &mut sequence.item;
             let (request, top) = (item.id, item.top);
-            let Ok(token) = u32::try_from(id) else {
+            // Where a logit is infinite, a token can be chosen, but its probability is not a number.
+            let token = u32::try_from(id).ok().filter(|_| !log_probability.is_nan());
+            let Some(token) = token else {
                 self.fail(request, EngineError::NoToken);
                 break;
             };

@@ -49,7 +49,12 @@ pub(super) fn spend(bytes: u64) -> Result<(), Error> {
 }
 
 fn too_much() -> Error {
-    Error::new(ErrorKind::InvalidOperation, "it takes too much memory")
+    let message = format!(
+        "it makes a value of more than {} MiB, or values of more than {} MiB in all",
+        MAX_VALUE >> 20,
+        MAX_TOTAL >> 20
+    );
+    Error::new(ErrorKind::InvalidOperation, message)
 }
 
 /// The size of a value with everything in it.

@@ -3,7 +3,7 @@
 mod json;
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use tokenizers::models::bpe::{BPE, Vocab};
 
@@ -243,10 +243,21 @@ fn ranked_merges(tokens: &[(u32, &str)], merges: &[String], whole_words: bool) -
     });
     let pairs = pairs.collect::<Result<_>>()?;
     let vocabulary: Vocab = tokens.iter().map(|(id, token)| ((*token).to_owned(), *id)).collect();
-    BPE::builder().vocab_and_merges(vocabulary, pairs).ignore_merges(whole_words).build().map_err(|error| {
-        unknown_token(tokens, merges)
-            .unwrap_or_else(|| TokenizerError::Vocabulary { message: error.to_string() })
-    })
+    let long = |(_, token): &&(u32, &str)| token.chars().nth(1).is_some();
+    if let (true, Some((_, token))) = (merges.is_empty(), tokens.iter().find(long)) {
+        let message =
+            format!("tokenizer.ggml.merges is missing or empty, but there are longer tokens: {token:?}");
+        return Err(TokenizerError::Vocabulary { message });
+    }
+    // The library copies the merged text into a buffer that fits known tokens, so each merge must make one.
+    if let Some(error) = unknown_token(&vocabulary, merges) {
+        return Err(error);
+    }
+    BPE::builder()
+        .vocab_and_merges(vocabulary, pairs)
+        .ignore_merges(whole_words)
+        .build()
+        .map_err(|error| TokenizerError::Vocabulary { message: error.to_string() })
 }
 
 /// The two tokens of a merge. A space inside a token is written otherwise, so there is exactly one.
@@ -257,12 +268,11 @@ fn pair_of(merge: &str) -> Option<(&str, &str)> {
 }
 
 /// The error for the first merge that has, or makes, a token that is not in the vocabulary.
-fn unknown_token(tokens: &[(u32, &str)], merges: &[String]) -> Option<TokenizerError> {
-    let vocabulary: HashSet<&str> = tokens.iter().map(|(_, token)| *token).collect();
+fn unknown_token(vocabulary: &Vocab, merges: &[String]) -> Option<TokenizerError> {
     merges.iter().enumerate().find_map(|(index, merge)| {
         let (left, right) = pair_of(merge)?;
         let joined = [left, right].concat();
-        let missing = [left, right, &joined].into_iter().find(|token| !vocabulary.contains(*token))?;
+        let missing = [left, right, &joined].into_iter().find(|token| !vocabulary.contains_key(*token))?;
         let problem = format!("needs token {missing:?}, which the vocabulary does not have");
         Some(TokenizerError::Merge { index, merge: merge.clone(), problem })
     })

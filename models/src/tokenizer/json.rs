@@ -8,6 +8,7 @@ use tokenizers::{AddedVocabulary, Decoder as _, DecoderWrapper, Model as _, Offs
 
 use super::bytes;
 use super::error::{Result, TokenizerError};
+use super::growth;
 use super::pieces::{Pieces, TextStart};
 use super::{EncodeOptions, StandIns, original};
 
@@ -96,6 +97,8 @@ fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Resu
 struct File {
     #[serde(default)]
     decoder: Option<serde_json::Value>,
+    #[serde(default)]
+    normalizer: Option<serde_json::Value>,
 }
 
 /// A byte-pair encoding model, if the file has one.
@@ -125,6 +128,9 @@ pub(super) fn load(content: &[u8]) -> Result<(JsonEncoder, Pieces)> {
     let file: File = serde_json::from_slice(content).map_err(|error| invalid(error.to_string()))?;
     if let Ok(BytePairFile { model }) = serde_json::from_slice(content) {
         check_merges(&model)?;
+    }
+    for (field, steps) in [("normalizer", &file.normalizer), ("decoder", &file.decoder)] {
+        steps.as_ref().map_or(Ok(()), |steps| growth::check(field, steps)).map_err(invalid)?;
     }
     let mut tokenizer = guarded(|| tokenizers::Tokenizer::from_bytes(content)).map_err(invalid)?;
     // How long a text may be is the caller's to say.

@@ -32,9 +32,18 @@ pub(crate) fn on_exit(escapes: &'static str) {
     *RESTORE.lock().unwrap_or_else(PoisonError::into_inner) = escapes;
 }
 
+/// What SIGTERM does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Termination {
+    /// It ends the program.
+    Ends,
+    /// It sets the flag, as Ctrl-C does, so that the command removes what it has written in part.
+    Stops,
+}
+
 /// Makes Ctrl-C set a flag instead of ending the program. A second Ctrl-C while the flag is set ends the program. Other signals that
 /// end it restore the terminal first.
-pub(crate) fn listen() -> Result<()> {
+pub(crate) fn listen(termination: Termination) -> Result<()> {
     let handler = || {
         if PRESSED.swap(true, Ordering::SeqCst) {
             restore_terminal();
@@ -46,24 +55,30 @@ pub(crate) fn listen() -> Result<()> {
         }
     };
     ctrlc::set_handler(handler).context("cannot catch Ctrl-C")?;
-    restore_at_signals()
+    catch_signals(termination)
 }
 
-/// Makes the signals that end the program restore the terminal of standard input first. Without such a terminal they keep their effect:
-/// `nohup` may have made the program ignore SIGHUP.
+/// Makes the signals that end the program restore the terminal of standard input first. Without such a terminal they keep their effect,
+/// unless SIGTERM stops: `nohup` may have made the program ignore SIGHUP.
 #[cfg(unix)]
-fn restore_at_signals() -> Result<()> {
+fn catch_signals(termination: Termination) -> Result<()> {
     use signal_hook::{
         consts::{SIGHUP, SIGQUIT, SIGTERM},
         iterator::Signals,
         low_level::emulate_default_handler,
     };
-    if !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
-        return Ok(());
-    }
-    let mut signals = Signals::new([SIGHUP, SIGQUIT, SIGTERM]).context("cannot catch signals")?;
+    let caught: &[_] = match (std::io::IsTerminal::is_terminal(&std::io::stdin()), termination) {
+        (true, _) => &[SIGHUP, SIGQUIT, SIGTERM],
+        (false, Termination::Stops) => &[SIGTERM],
+        (false, Termination::Ends) => return Ok(()),
+    };
+    let mut signals = Signals::new(caught).context("cannot catch signals")?;
     let handler = move || {
         for signal in signals.forever() {
+            let stops = signal == SIGTERM && termination == Termination::Stops;
+            if stops && !PRESSED.swap(true, Ordering::SeqCst) {
+                continue;
+            }
             restore_terminal();
             // It fails for unknown signals only.
             let _ = emulate_default_handler(signal);
@@ -75,7 +90,7 @@ fn restore_at_signals() -> Result<()> {
 
 /// Does nothing: only Ctrl-C ends programs here.
 #[cfg(not(unix))]
-fn restore_at_signals() -> Result<()> {
+fn catch_signals(_: Termination) -> Result<()> {
     Ok(())
 }
 

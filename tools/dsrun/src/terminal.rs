@@ -47,6 +47,11 @@ impl Terminal {
         }
     }
 
+    /// Writes what the user has asked for to standard error.
+    pub(crate) fn answer(&self, text: &str) {
+        self.line(&self.styled("2", text));
+    }
+
     /// Writes an error with its causes and hints to standard error.
     pub(crate) fn error(&self, error: &anyhow::Error) {
         self.line(&format!("{} {}", self.styled("1;31", "error:"), with_causes(error)));

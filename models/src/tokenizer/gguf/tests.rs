@@ -113,6 +113,9 @@ fn looks_tokens_up() {
 #[case(|v: &mut GgufVocabulary| v.merges.push("he xx".to_owned()), "needs token \"xx\"")]
 #[case(|v: &mut GgufVocabulary| v.merges.push("he h".to_owned()), "needs token \"heh\"")]
 #[case(|v: &mut GgufVocabulary| v.merges.push("< |end|>".to_owned()), "needs token \"|end|>\"")]
+// The merged text is longer than all tokens.
+#[case(|v: &mut GgufVocabulary| v.merges = vec!["he ll".to_owned()], "needs token \"hell\"")]
+#[case(|v: &mut GgufVocabulary| v.merges.clear(), "merges is missing or empty, but there are longer tokens: \"he\"")]
 #[case(
     |v: &mut GgufVocabulary| (v.add_eos, v.eos) = (Some(true), None),
     "add_eos_token is set, but eos_token_id is missing"

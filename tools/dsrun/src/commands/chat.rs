@@ -7,16 +7,16 @@ use crate::{
     arguments::Chat,
     devices::open_devices,
     echo::NoEcho,
-    interrupt,
+    interrupt::{self, Termination},
     session::{engine_options, generate_options, load_fitted, open_draft, open_model},
     terminal::Terminal,
 };
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use dsrun_engine::{EngineError, EngineOptions, FinishReason, Prompt};
 use dsrun_models::{chat::Message, model::ModelError};
 use input::{HELP, History, Input};
 use rustyline::{DefaultEditor, error::ReadlineError};
-use std::ops::ControlFlow;
+use std::{io::ErrorKind, ops::ControlFlow};
 
 pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
     let devices = open_devices(&command.setup.devices, terminal)?;
@@ -40,7 +40,7 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
     let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1, &devices) };
     let mut pipeline = load_fitted(model, draft.as_ref(), &devices, engine, terminal)?;
 
-    interrupt::listen()?;
+    interrupt::listen(Termination::Ends)?;
     let _silent = NoEcho::start();
     let mut editor = DefaultEditor::new()?;
     let system: Vec<Message> = command.system.iter().map(|system| Message::new("system", system)).collect();
@@ -59,6 +59,10 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
                 continue;
             }
             Err(ReadlineError::Eof) => return Ok(()),
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                terminal.error(&anyhow!("the line is not UTF-8, and is left out"));
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
         match Input::of(&line) {
@@ -70,11 +74,11 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
                 continue;
             }
             Input::Help => {
-                terminal.note(HELP);
+                terminal.answer(HELP);
                 continue;
             }
             Input::Unknown(command) => {
-                terminal.note(&format!("there is no command /{command}\n{HELP}"));
+                terminal.error(&anyhow!("there is no command /{command}\n{HELP}"));
                 continue;
             }
             Input::Message => {}
@@ -99,7 +103,7 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
             Err(error @ EngineError::PromptTooLong { .. }) => {
                 drop(writer);
                 messages.pop();
-                terminal.note(&format!("{error}\n/reset starts a new conversation"));
+                terminal.error(&anyhow!("{error}\n/reset starts a new conversation"));
                 continue;
             }
             Err(error) => return Err(error.into()),

@@ -4,12 +4,13 @@ use super::{print_json, speculation_line};
 use crate::{
     arguments::Generate,
     devices::open_devices,
-    input, interrupt,
+    input,
+    interrupt::{self, Termination},
     session::{engine_options, generate_options, load_fitted, open_draft, open_model},
     terminal::Terminal,
     trace_file::TraceFile,
 };
-use anyhow::Result;
+use anyhow::{Result, bail};
 use dsrun_engine::{Answer, EngineOptions, FinishReason, Prompt};
 use dsrun_models::{
     chat::Message,
@@ -32,13 +33,18 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
         terminal,
     )?;
     let options = generate_options(&model, &command.sampling)?;
-    let prompt = as_prompt(text, command, &model, terminal);
+    let prompt = as_prompt(text, command, &model)?;
+    if model.tokenizer().is_none() {
+        bail!(
+            "the model has no tokenizer, so it can read no prompt\nhint: random weights have none; name a model with weights"
+        );
+    }
     let speculation = command.speculation.speculation();
     let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1, &devices) };
     let mut pipeline = load_fitted(model, draft.as_ref(), &devices, engine, terminal)?;
 
     pipeline.engine().record_trace(true)?;
-    interrupt::listen()?;
+    interrupt::listen(Termination::Ends)?;
     let mut writer = (!command.json).then(|| terminal.stream());
     let mut written = Ok(());
     let answers = pipeline.generate_all(&[prompt], &options, &mut |progress| {
@@ -66,18 +72,18 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     Ok(())
 }
 
-fn as_prompt(text: String, command: &Generate, model: &Model, terminal: &Terminal) -> Prompt {
+fn as_prompt(text: String, command: &Generate, model: &Model) -> Result<Prompt> {
     if command.raw {
-        return Prompt::Text(text);
+        return Ok(Prompt::Text(text));
     }
     if let (Err(error), None) = (model.chat_template(), &command.system) {
         if !matches!(error, ModelError::NoChatTemplate { .. }) {
-            terminal.note(&format!("{error}\nthe prompt is used without a chat template"));
+            bail!("{error}\nhint: --raw uses the prompt without a chat template");
         }
-        return Prompt::Text(text);
+        return Ok(Prompt::Text(text));
     }
     let system = command.system.iter().map(|system| Message::new("system", system));
-    Prompt::Chat(system.chain([Message::new("user", text)]).collect())
+    Ok(Prompt::Chat(system.chain([Message::new("user", text)]).collect()))
 }
 
 /// A line with the token counts and rates of an answer.

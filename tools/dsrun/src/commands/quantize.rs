@@ -4,7 +4,7 @@ use super::{print, print_json};
 use crate::{
     arguments::Quantize,
     devices::open_device,
-    interrupt,
+    interrupt::{self, Termination},
     session::{calibrated, calibration, find_files},
     terminal::Terminal,
 };
@@ -79,7 +79,7 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
     let dense = Precision::from(command.dtype).dtype();
     let export = Export { model: &model, files: &files, program: plan.program(), dense };
 
-    interrupt::listen()?;
+    interrupt::listen(Termination::Stops)?;
     let folder = partial_folder(parent, &name)?;
     let policy_file = folder.path().join(POLICY_FILE);
     fs::write(&policy_file, text).with_context(|| policy_file.display().to_string())?;

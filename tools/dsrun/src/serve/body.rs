@@ -12,12 +12,20 @@ use bytes::BytesMut;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use serde_path_to_error::Segment;
 
 /// The beginning of serde's message about a field that a type does not have.
 const UNKNOWN_FIELD: &str = "unknown field";
-/// The most unknown fields of a body that may be `null`.
-const MOST_NULLS: usize = 16;
+/// Fields whose values belong to the client, where `null` is a value: schemas, arguments, and variables of templates.
+const OF_CLIENTS: [&str; 8] = [
+    "parameters",
+    "input_schema",
+    "schema",
+    "guided_json",
+    "json",
+    "arguments",
+    "parsed_arguments",
+    "chat_template_kwargs",
+];
 
 /// Reads the JSON body of a request, and waits for the request's turn to be prepared.
 ///
@@ -81,7 +89,8 @@ async fn read(body: Body, intake: &Intake) -> Result<(BytesMut, Held), ApiError>
     Ok((bytes.map_err(|_| ApiError::slow_request(limits.time))??, held))
 }
 
-/// Parses a body; the error names the field. A field that `T` does not have may be `null`.
+/// Parses a body; the error names the field. `null` means the same as leaving a field out, also for fields that `T` does not have: SDKs
+/// send the answers of other servers back with all their fields.
 pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let error = match serde_path_to_error::deserialize(&mut json) {
@@ -89,56 +98,39 @@ pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
             json.end().map_err(|error| ApiError::malformed(format!("the body is not JSON: {error}")))?;
             return Ok(value);
         }
-        Err(error) if !is_unknown_field(&error) => return Err(refused(&error)),
         Err(error) => error,
     };
-    let Ok(mut value) = serde_json::from_slice(body) else { return Err(refused(&error)) };
-    parse_without_nulls(&mut value, error)
-}
-
-/// Parses a body without those of its unknown fields that are `null`. `error` names the first unknown field.
-fn parse_without_nulls<T: DeserializeOwned>(
-    body: &mut Value,
-    mut error: serde_path_to_error::Error<serde_json::Error>,
-) -> Result<T, ApiError> {
-    for _ in 0..MOST_NULLS {
-        if !is_unknown_field(&error) || !remove_null(body, error.path()) {
-            break;
-        }
-        match serde_path_to_error::deserialize(&*body) {
-            Ok(value) => return Ok(value),
-            Err(next) => error = next,
-        }
+    let mut value: Value = serde_json::from_slice(body)
+        .map_err(|_| ApiError::malformed(format!("the body is not JSON: {}", error.inner())))?;
+    if !remove_nulls(&mut value) {
+        return Err(refused(&error));
     }
-    Err(refused(&error))
+    serde_path_to_error::deserialize(&value).map_err(|error| refused(&error))
 }
 
-fn is_unknown_field(error: &serde_path_to_error::Error<serde_json::Error>) -> bool {
-    error.inner().is_data() && error.inner().to_string().starts_with(UNKNOWN_FIELD)
-}
-
-/// Removes a field if it is `null`. Returns whether it was.
-fn remove_null(body: &mut Value, path: &serde_path_to_error::Path) -> bool {
-    let mut segments: Vec<&Segment> = path.iter().collect();
-    let Some(Segment::Map { key: last }) = segments.pop() else { return false };
-    let mut place = body;
-    for segment in segments {
-        let next = match segment {
-            Segment::Seq { index } => place.get_mut(index),
-            Segment::Map { key } => place.get_mut(key),
-            Segment::Enum { .. } | Segment::Unknown => None,
-        };
-        let Some(next) = next else { return false };
-        place = next;
+/// Removes the fields that are `null`, but not in what belongs to the client. Returns whether there were any. The depth of values is
+/// bounded by their parser.
+fn remove_nulls(value: &mut Value) -> bool {
+    match value {
+        Value::Array(items) => items.iter_mut().fold(false, |any, item| remove_nulls(item) | any),
+        Value::Object(fields) => {
+            let count = fields.len();
+            fields.retain(|_, value| !value.is_null());
+            let removed = fields.len() < count;
+            let is_call = fields.get("type").is_some_and(|kind| kind == "tool_use");
+            let kept = |key: &str| OF_CLIENTS.contains(&key) || is_call && key == "input";
+            let inner = fields.iter_mut().filter(|(key, _)| !kept(key));
+            inner.fold(removed, |any, (_, value)| remove_nulls(value) | any)
+        }
+        _ => false,
     }
-    let object = place.as_object_mut().filter(|object| object.get(last).is_some_and(Value::is_null));
-    object.and_then(|object| object.shift_remove(last)).is_some()
 }
 
+/// The error for a body that is JSON.
 fn refused(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     let (path, inner) = (error.path().to_string(), error.inner());
     if !inner.is_data() {
-        return ApiError::malformed(format!("the body is not JSON: {inner}"));
+        return ApiError::field(path, "has a value of a wrong type");
     }
     let message = inner.to_string();
     // The field is a better location than line and column.
@@ -229,7 +221,29 @@ mod tests {
         let refusal = refusal(br#"{"items": [{"name": "a", "x": null}], "audio": null, "speed": 9}"#);
         assert_eq!(refusal["error"]["param"], "speed");
         let many: String = (0..10_000).map(|index| format!(", \"f{index}\": null")).collect();
-        assert!(parse::<Outer>(format!("{{\"items\": []{many}}}").as_bytes()).is_err());
+        assert!(parse::<Outer>(format!("{{\"items\": []{many}}}").as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn null_stays_where_it_is_a_value() {
+        let mut body = serde_json::json!({
+            "a": null,
+            "tools": [{"parameters": {"properties": {"x": {"default": null}}}, "strict": null}],
+            "messages": [{"content": [
+                {"type": "tool_use", "input": {"x": null}, "caller": null},
+                {"type": "text", "text": "t", "parsed": null},
+            ]}],
+        });
+        assert!(remove_nulls(&mut body));
+        let expected = serde_json::json!({
+            "tools": [{"parameters": {"properties": {"x": {"default": null}}}}],
+            "messages": [{"content": [
+                {"type": "tool_use", "input": {"x": null}},
+                {"type": "text", "text": "t"},
+            ]}],
+        });
+        assert_eq!(body, expected);
+        assert!(!remove_nulls(&mut body));
     }
 
     #[rstest]

@@ -50,6 +50,8 @@ struct Reader {
     parser: Option<ToolParser>,
     /// Tool calls so far.
     calls: usize,
+    /// The arguments of the last of them, as far as they are there.
+    arguments: String,
     /// Whether the event with the role was sent.
     introduced: bool,
 }
@@ -105,28 +107,40 @@ impl Reader {
                         Part::Text(text) => content.text.push_str(&text),
                         Part::Reasoning(text) => content.reasoning.push_str(&text),
                         Part::Begins { name } => {
+                            self.arguments.clear();
                             let begins = Some((events::id("call"), name));
                             let (index, arguments) = (self.calls, String::new());
                             content.calls.push(CallPiece { index, begins, arguments });
                             self.calls += 1;
                         }
-                        Part::Arguments(text) => match content.calls.last_mut() {
-                            Some(call) => call.arguments.push_str(&text),
-                            None => {
-                                let index = self.calls.saturating_sub(1);
-                                content.calls.push(CallPiece { index, begins: None, arguments: text });
+                        Part::Arguments(text) => {
+                            self.arguments.push_str(&text);
+                            match content.calls.last_mut() {
+                                Some(call) => call.arguments.push_str(&text),
+                                None => {
+                                    let index = self.calls.saturating_sub(1);
+                                    content.calls.push(CallPiece { index, begins: None, arguments: text });
+                                }
                             }
-                        },
+                        }
                     }
                 }
             }
         }
         content.finish = piece.finish.map(|finish| match finish {
-            Finish::Stop if self.calls > 0 => Finish::ToolCalls,
+            // A stop string may have cut a call off.
+            Finish::Stop if self.calls > 0 && (piece.stop.is_none() || is_json(&self.arguments)) => {
+                Finish::ToolCalls
+            }
             finish => finish,
         });
         content
     }
+}
+
+/// Whether a text is a whole JSON value.
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }
 
 impl Completion for Chat {

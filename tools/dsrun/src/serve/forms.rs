@@ -28,12 +28,14 @@ pub(super) fn form(
         }
         all.extend(forms);
     }
-    all.extend(named("guided_json, guided_regex, guided_choice, guided_grammar", guided, "guided_")?);
+    let fields = "the fields that begin with guided_";
+    all.extend(named(fields, guided, "guided_")?);
     // Plain text is what an answer is without any of the others.
     let given = response_format.filter(|format| **format != ResponseFormat::Text || all.is_empty());
     all.extend(given.map(|format| ("response_format", format.clone())));
     if all.len() > 1 {
-        let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+        let mut names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+        names.dedup();
         return Err(ApiError::field(
             names[0],
             format!("an answer has one form, but several are given: {}", names.join(", ")),

@@ -39,7 +39,7 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request<B
     let count = async {
         let loaded = app.ready()?;
         let (mut request, turn): (MessagesRequest, _) = read_json(request, &app.intake).await?;
-        app.check_model(Some(&request.model))?;
+        app.check_model(request.model.as_deref())?;
         request.max_tokens = Some(1);
         let count = move |work: &Work| {
             let (job, _) = Messages::prepare(&request, &loaded, work)?;
@@ -131,7 +131,7 @@ impl Completion for Messages {
     const ENDS_WITH_DONE: bool = false;
 
     fn model(request: &MessagesRequest) -> Option<&str> {
-        Some(&request.model)
+        request.model.as_deref()
     }
 
     fn without_effect(request: &MessagesRequest, loaded: &Loaded) -> Vec<&'static str> {

@@ -311,7 +311,7 @@ impl Completion for Responses {
     const ENDS_WITH_DONE: bool = false;
 
     fn model(continued: &Continued) -> Option<&str> {
-        Some(&continued.request.model)
+        continued.request.model.as_deref()
     }
 
     fn without_effect(Continued { request, .. }: &Continued, loaded: &Loaded) -> Vec<&'static str> {

@@ -325,6 +325,7 @@ impl ServeSettings {
             ("tp", self.tp.map(u64::from), 64),
             ("pp", self.pp.map(u64::from), 64),
             ("replicas", self.replicas.map(u64::from), 64),
+            ("queue", self.queue.map(|count| count as u64), u64::from(u32::MAX)),
             ("requests-per-minute", self.requests_per_minute.map(u64::from), u64::from(u32::MAX)),
         ];
         let timeouts = [

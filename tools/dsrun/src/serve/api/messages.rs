@@ -9,7 +9,8 @@ use serde_json::Value;
 #[serde(deny_unknown_fields)]
 pub(crate) struct MessagesRequest {
     /// The model, by the name that /v1/models lists.
-    pub(crate) model: String,
+    #[serde(default)]
+    pub(crate) model: Option<String>,
     /// The conversation so far.
     pub(crate) messages: Vec<InputMessage>,
     /// The most tokens of the answer. More than the context has room for is the same as what it has room for.

@@ -10,7 +10,8 @@ use serde_json::Value;
 #[serde(deny_unknown_fields)]
 pub(crate) struct ResponsesRequest {
     /// The model, by the name that /v1/models lists.
-    pub(crate) model: String,
+    #[serde(default)]
+    pub(crate) model: Option<String>,
     /// A text of the user, or the items of a conversation.
     pub(crate) input: ResponsesInput,
     /// Instructions before the conversation. Those of an earlier response do not carry over.
@@ -139,6 +140,9 @@ pub(crate) enum InputItem {
         name: String,
         /// The arguments as JSON in a string.
         arguments: String,
+        /// Clients send it back with an answer. It has no effect.
+        #[serde(default)]
+        parsed_arguments: Option<Value>,
         /// It has no effect.
         #[serde(default)]
         id: Option<String>,

@@ -10,6 +10,7 @@ use crate::serve::{
     grammar::{self, Grammar, references},
     tools::{Otherwise, ToolFormat, ToolParser},
 };
+use serde_json::Value;
 
 /// The most tools of a request.
 const MAX_TOOLS: usize = 128;
@@ -26,6 +27,19 @@ pub(crate) struct RequestedTools {
     required: Option<Vec<usize>>,
     /// Whether an answer may call several tools.
     several: bool,
+}
+
+/// Checks that the schema of a tool's arguments is one of objects.
+fn check_parameters(index: usize, parameters: Option<&Value>) -> Result<(), ApiError> {
+    let of_objects =
+        |schema: &Value| schema.is_object() && schema.get("type").is_none_or(|kind| kind == "object");
+    match parameters.filter(|schema| !of_objects(schema)) {
+        Some(_) => {
+            let field = format!("tools[{index}].function.parameters");
+            Err(ApiError::field(field, "must be a JSON schema of the type object"))
+        }
+        None => Ok(()),
+    }
 }
 
 impl RequestedTools {
@@ -52,6 +66,7 @@ impl RequestedTools {
         }
         for (index, Tool::Function { function }) in all.iter().enumerate() {
             check_name(index, &function.name)?;
+            check_parameters(index, function.parameters.as_ref())?;
         }
         let unknown = |name: &str| ApiError::field("tool_choice", format!("there is no tool {name:?}"));
         // Only the allowed tools are shown to the model.

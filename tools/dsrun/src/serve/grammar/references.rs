@@ -5,6 +5,8 @@ use serde_json::Value;
 
 /// The most properties of a schema. The compiler recurses from each to the next, and its time grows with the square of their number.
 const MAX_PROPERTIES: usize = 5_000;
+/// The most properties of one object that may be left out. The parser follows all of them at once, and takes 2,000 items.
+const MAX_OPTIONAL: usize = 450;
 /// The most values of a schema, which is copied before it is compiled.
 const MAX_VALUES: usize = 500_000;
 /// Keywords whose value names properties, or has a schema for each item.
@@ -25,6 +27,13 @@ pub(crate) fn check(schema: &Value) -> Result<(), String> {
         match value {
             Value::Object(fields) => {
                 follow(schema, value)?;
+                let [all, required] = ["properties", "required"].map(|key| length(fields.get(key)));
+                let optional = all.saturating_sub(required);
+                if optional > MAX_OPTIONAL {
+                    return Err(format!(
+                        "an object has {optional} properties that are not required, but may have at most {MAX_OPTIONAL}"
+                    ));
+                }
                 properties += WITH_PROPERTIES.iter().map(|key| length(fields.get(*key))).sum::<usize>();
                 open.extend(fields.values());
             }
@@ -76,6 +85,13 @@ mod tests {
     use rstest::rstest;
     use serde_json::json;
 
+    /// An object with so many properties, of which the first ones are required.
+    fn of_properties(count: usize, required: usize) -> Value {
+        let names: Vec<String> = (0..count).map(|index| format!("p{index}")).collect();
+        let properties: serde_json::Map<_, _> = names.iter().map(|name| (name.clone(), json!({}))).collect();
+        json!({"properties": properties, "required": names[..required]})
+    }
+
     #[rstest]
     #[case(json!({"$ref": "#"}), Some("# -> #"))]
     #[case(json!({"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}), Some("#/$defs/a"))]
@@ -86,6 +102,9 @@ mod tests {
     #[case(json!(true), None)]
     #[case(json!({"properties": {"x": {"required": vec!["y"; 5_000]}}}), Some("5001 properties"))]
     #[case(json!({"enum": vec![json!({}); 600_000]}), Some("500000 values"))]
+    #[case(of_properties(450, 0), None)]
+    #[case(of_properties(451, 0), Some("451 properties that are not required"))]
+    #[case(of_properties(2000, 1600), None)]
     fn schemas_that_lead_nowhere_or_are_too_large_are_found(
         #[case] schema: Value,
         #[case] way: Option<&str>,

@@ -25,7 +25,7 @@ pub(super) fn chat_request(request: &MessagesRequest, loaded: &Loaded) -> Result
     let mut give = |name: &str, value: Option<Value>| {
         fields.extend(value.map(|value| (name.to_owned(), value)));
     };
-    give("model", Some(json!(request.model)));
+    give("model", request.model.clone().map(Value::from));
     give("messages", Some(json!([])));
     give("stream", request.stream.map(Value::from));
     give("stop", request.stop_sequences.as_ref().filter(|stops| !stops.is_empty()).map(|stops| json!(stops)));

@@ -28,7 +28,7 @@ pub(super) fn chat_request(
     let mut give = |name: &str, value: Option<Value>| {
         fields.extend(value.map(|value| (name.to_owned(), value)));
     };
-    give("model", Some(json!(request.model)));
+    give("model", request.model.clone().map(Value::from));
     give("messages", Some(json!([])));
     give("stream", request.stream.map(Value::from));
     give("max_completion_tokens", request.max_output_tokens.map(Value::from));

@@ -140,6 +140,25 @@ async fn clients_ask_for_more_than_fits_and_send_fields_without_effect() {
     server.served(MESSAGES, &with(message("Hello", 1), fields)).await;
 }
 
+/// As Python's SDK dumps the blocks of an answer: fields that this server does not know are null.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_come_back_with_all_fields_of_a_client() {
+    let server = start().await;
+    let dumped = json!([
+        {"type": "text", "text": "a", "citations": null, "parsed": null},
+        {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": null}, "caller": null, "toolset_name": null},
+    ]);
+    let result = json!([{"type": "tool_result", "tool_use_id": "t1", "content": "Rain", "is_error": null, "extra": null}]);
+    let messages = json!([
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": dumped},
+        {"role": "user", "content": result},
+    ]);
+    let request = json!({"messages": messages, "max_tokens": 4, "tools": tools()});
+    server.served(MESSAGES, &request).await;
+    assert!(server.served("/v1/messages/count_tokens", &request).await["input_tokens"].is_u64());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_have_the_form_of_the_api() {
     let server = start_with(Setup { keys: vec!["secret"], ..Setup::default() }).await;

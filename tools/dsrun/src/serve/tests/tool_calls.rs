@@ -112,6 +112,28 @@ async fn a_required_call_calls_one_tool_without_parallel_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_a_stop_string_cuts_off_is_none() {
+    let server = start().await;
+    let named = json!({"type": "function", "function": {"name": "get_weather"}});
+    let request = with(required(&named, 0), json!({"stop": ["city"]}));
+    let answer = server.served(CHAT, &request).await;
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+    let events = server.events(CHAT, &with(request, json!({"stream": true}))).await;
+    assert_eq!(events.last().expect("an event")["choices"][0]["finish_reason"], "stop");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_are_objects() {
+    let server = start().await;
+    for parameters in [json!({"type": "array"}), json!({"type": "string"}), json!("x"), json!(5), json!([1])]
+    {
+        let tools = json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
+        let (field, _) = server.refused(CHAT, &with(question("x", 4), json!({"tools": tools}))).await;
+        assert_eq!(field, "tools[0].function.parameters", "{parameters}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn calls_and_their_results_are_accepted_as_messages() {
     let server = start().await;
     let answer = server.served(CHAT, &required(&json!("required"), 5)).await;
