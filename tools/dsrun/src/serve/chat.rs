@@ -48,6 +48,8 @@ struct Reader {
     splitter: Option<ReasoningSplitter>,
     /// Finds tool calls, if the request has tools.
     parser: Option<ToolParser>,
+    /// Whether an answer has nothing but tool calls and reasoning.
+    only_calls: bool,
     /// Tool calls so far.
     calls: usize,
     /// The arguments of the last of them, as far as they are there.
@@ -100,7 +102,10 @@ impl Reader {
             Some(parser) => {
                 let mut parts = parser.push(&piece_text);
                 if piece.finish.is_some() {
-                    parts.extend(parser.finish());
+                    let mut rest = parser.finish();
+                    // The beginning of a call that the limit on tokens cut off.
+                    rest.retain(|part| !(self.only_calls && matches!(part, Part::Text(_))));
+                    parts.extend(rest);
                 }
                 for part in parts {
                     match part {
@@ -199,6 +204,7 @@ impl Completion for Chat {
         let reader = || Reader {
             splitter: marks.map(|marks| ReasoningSplitter::new(marks, reasons)),
             parser: parser(),
+            only_calls: tools.as_ref().is_some_and(RequestedTools::requires_call),
             ..Reader::default()
         };
         let readers = (0..generation.n).map(|_| reader()).collect();

@@ -28,8 +28,7 @@ pub(super) fn form(
         }
         all.extend(forms);
     }
-    let fields = "the fields that begin with guided_";
-    all.extend(named(fields, guided, "guided_")?);
+    all.extend(named("guided_json, guided_regex, guided_choice, guided_grammar", guided, "guided_")?);
     // Plain text is what an answer is without any of the others.
     let given = response_format.filter(|format| **format != ResponseFormat::Text || all.is_empty());
     all.extend(given.map(|format| ("response_format", format.clone())));

@@ -161,6 +161,11 @@ impl RequestedTools {
         Grammar::lark(grammar, loaded, "tools").map(Some)
     }
 
+    /// Whether an answer has to call a tool.
+    pub(super) fn requires_call(&self) -> bool {
+        self.required.is_some()
+    }
+
     /// A parser that finds the calls in one answer.
     pub(super) fn parser(&self) -> ToolParser {
         let functions = self.all.iter().map(|Tool::Function { function }| function.clone()).collect();

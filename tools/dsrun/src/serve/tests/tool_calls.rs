@@ -123,6 +123,18 @@ async fn a_call_that_a_stop_string_cuts_off_is_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_required_call_that_the_limit_cuts_off_is_no_text() {
+    let server = start().await;
+    for max_tokens in 1..12 {
+        let request = with(required(&json!("required"), 1), json!({"max_tokens": max_tokens}));
+        let answer = server.served(CHAT, &request).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "length", "{choice}");
+        assert!([json!(null), json!("")].contains(&choice["message"]["content"]), "{choice}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn arguments_are_objects() {
     let server = start().await;
     for parameters in [json!({"type": "array"}), json!({"type": "string"}), json!("x"), json!(5), json!([1])]
