@@ -104,7 +104,7 @@ const FRACTION: &str = "a number from 0 to 1";
 const POSITIVE: &str = "a number above 0";
 const COUNT: &str = "a whole number, 0 or more";
 const TOKEN: &str = "a token id";
-const TEXTS: &str = "a text or a list of them";
+const TEXTS: &str = "a text that is not empty, or a list of them";
 const TOKENS: &str = "a token id or a list of them";
 
 impl GenerationDefaults {
@@ -145,8 +145,15 @@ impl GenerationDefaults {
             "pad_token_id" => self.pad = Some(parsed(field, value, TOKEN)?),
             "eos_token_id" if value.is_array() => self.eos = parsed(field, value, TOKENS)?,
             "eos_token_id" => self.eos = vec![parsed(field, value, TOKENS)?],
-            "stop_strings" if value.is_array() => self.stop_strings = parsed(field, value, TEXTS)?,
-            "stop_strings" => self.stop_strings = vec![parsed(field, value, TEXTS)?],
+            "stop_strings" => {
+                self.stop_strings = match value.is_array() {
+                    true => parsed(field, value, TEXTS)?,
+                    false => vec![parsed(field, value, TEXTS)?],
+                };
+                if self.stop_strings.iter().any(String::is_empty) {
+                    return Err(wrong(field, value, TEXTS));
+                }
+            }
             "do_sample" => self.greedy = !parsed::<bool>(field, value, "true or false")?,
             _ => match UNSUPPORTED.iter().find(|(name, _)| *name == field) {
                 Some((_, neutral)) if !is_neutral(value, neutral) => {

@@ -274,6 +274,9 @@ impl Policy {
         if format.row_bytes(columns).is_none() {
             let advice = match scheme {
                 Scheme::Mxfp4 => "its blocks have 32 columns",
+                _ if matches!(format, WeightFormat::Group(GroupFormat { group: GroupSize::Row, .. })) => {
+                    "there must be an even number of them"
+                }
                 _ => "choose a group that divides them",
             };
             return Err(Error::invalid(format!(

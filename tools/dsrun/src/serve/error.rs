@@ -62,6 +62,18 @@ impl ApiError {
         error
     }
 
+    /// The same error under the name that another API has for the field.
+    pub(crate) fn renamed(mut self, name: impl FnOnce(&str) -> String) -> Self {
+        if let Some(field) = self.detail.param.take() {
+            let new = name(&field);
+            if let Some(rest) = self.detail.message.strip_prefix(&field) {
+                self.detail.message = format!("{new}{rest}");
+            }
+            self.detail.param = Some(new);
+        }
+        self
+    }
+
     /// The request is wrong as a whole.
     pub(crate) fn malformed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, None, message)

@@ -118,7 +118,11 @@ impl Generation {
         }
         let bias = |(token, bias): (&String, &f32)| {
             let field = || format!("logit_bias.{token}");
-            let id = token.parse().map_err(|_| ApiError::field(field(), "must be a token id"))?;
+            let id: u32 = token.parse().map_err(|_| ApiError::field(field(), "must be a token id"))?;
+            if id as usize >= vocabulary {
+                let message = format!("there is no such token: the vocabulary has {vocabulary}");
+                return Err(ApiError::field(field(), message));
+            }
             if bias.abs() > MAX_BIAS || bias.is_nan() {
                 return Err(ApiError::field(field(), format!("must be from -{MAX_BIAS} to {MAX_BIAS}")));
             }

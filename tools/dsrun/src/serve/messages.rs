@@ -121,6 +121,14 @@ impl Messages {
     }
 }
 
+/// The field of a request for a message that a field of a chat stands for.
+fn field_of_messages(field: &str) -> String {
+    if field == "stop" {
+        return "stop_sequences".to_owned();
+    }
+    field.replacen(".function.parameters", ".input_schema", 1).replacen(".function.", ".", 1)
+}
+
 impl Completion for Messages {
     type Request = MessagesRequest;
     type Choice = ChatChoice;
@@ -148,7 +156,9 @@ impl Completion for Messages {
 
     fn prepare(request: &MessagesRequest, loaded: &Loaded, work: &Work) -> Result<(Job, Self), ApiError> {
         let most = request.max_tokens.ok_or_else(|| ApiError::field("max_tokens", "must be given"))?;
-        let (mut job, chat) = Chat::prepare(&chat_request(request, loaded)?, loaded, work)?;
+        let chat = chat_request(request, loaded)?;
+        let (mut job, chat) =
+            Chat::prepare(&chat, loaded, work).map_err(|error| error.renamed(field_of_messages))?;
         // Clients ask for as many as a large model can write.
         job.max_tokens = Some(most).filter(|most| *most <= loaded.engine.limits().context);
         let stops = request.stop_sequences.clone().unwrap_or_default();

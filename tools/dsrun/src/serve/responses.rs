@@ -301,6 +301,16 @@ impl Responses {
     }
 }
 
+/// The field of a request for a response that a field of a chat stands for.
+fn field_of_responses(field: &str) -> String {
+    if field.starts_with("messages") {
+        return "input".to_owned();
+    }
+    let names =
+        [("max_tokens", "max_output_tokens"), ("response_format", "text.format"), (".function.", ".")];
+    names.into_iter().fold(field.to_owned(), |field, (from, to)| field.replacen(from, to, 1))
+}
+
 impl Completion for Responses {
     type Request = Continued;
     type Choice = ();
@@ -351,7 +361,9 @@ impl Completion for Responses {
         }
         let mut conversation = continued.before.clone();
         add_input(&request.input, &mut conversation);
-        let (job, chat) = Chat::prepare(&chat_request(request, &conversation)?, loaded, work)?;
+        let chat = chat_request(request, &conversation)?;
+        let (job, chat) =
+            Chat::prepare(&chat, loaded, work).map_err(|error| error.renamed(field_of_responses))?;
         let completion = Self {
             chat,
             request: request.clone(),

@@ -72,6 +72,10 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     options.prefix_cache = false;
     let tokens = command.prompt + command.generate;
     options.context = Some(options.context.unwrap_or(tokens));
+    let limit = model.config().context;
+    if tokens > limit {
+        bail!("--prompt and --gen together are {tokens} tokens, but the model takes {limit}");
+    }
     if options.context < Some(tokens) {
         bail!("--prompt and --gen together are {tokens} tokens, more than --context");
     }

@@ -55,6 +55,10 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
     // A step holds whole prompts by default.
     options.step_tokens = command.setup.engine.step_tokens.unwrap_or(longest * command.batch);
     options.context = Some(options.context.unwrap_or(longest));
+    let limit = model.config().context;
+    if longest > limit {
+        bail!("--prompt has {longest} tokens, but the model takes {limit}");
+    }
     if options.context < Some(longest) {
         bail!("--prompt has {longest} tokens, more than --context");
     }

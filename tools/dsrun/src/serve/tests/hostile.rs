@@ -78,6 +78,7 @@ async fn errors_name_the_invalid_field() {
         (json!({"stop": "x".repeat(1025)}), "stop"),
         (json!({"logit_bias": {"cat": 1}}), "logit_bias.cat"),
         (json!({"logit_bias": {"7": 1000}}), "logit_bias.7"),
+        (json!({"logit_bias": {"99999": 1}}), "logit_bias.99999"),
         (json!({"model": "other"}), "model"),
         (json!({"stream_options": {"include_usage": true}}), "stream_options"),
         (json!({"stream": true, "stream_options": {"x": 1}}), "stream_options.x"),

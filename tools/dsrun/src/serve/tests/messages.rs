@@ -174,6 +174,12 @@ async fn errors_have_the_form_of_the_api() {
         (with(message("x", 1), json!({"messages": image})), "invalid_request_error", "images"),
         (with(message("x", 1), json!({"tools": hosted})), "invalid_request_error", "tools[0].type"),
         (with(message("x", 1), json!({"speed": 1})), "invalid_request_error", "speed"),
+        (with(message("x", 1), json!({"stop_sequences": [""]})), "invalid_request_error", "stop_sequences: "),
+        (
+            with(message("x", 1), json!({"tools": [{"name": "f", "input_schema": {"type": "array"}}]})),
+            "invalid_request_error",
+            "tools[0].input_schema: ",
+        ),
     ] {
         let (status, body) = server.post(MESSAGES, &request).await;
         assert!((400..500).contains(&status), "{status}");

@@ -190,6 +190,24 @@ async fn what_is_not_supported_is_refused() {
         let (field, message) = server.refused(RESPONSES, &with(input(&json!("x"), 1), fields)).await;
         assert!(field.contains(part) || message.contains(part), "{field}: {message}");
     }
+    let tool = json!({"type": "function", "name": "f", "parameters": {"type": "array"}});
+    let format = json!({"format": {"type": "json_schema", "name": "s", "schema": {"$ref": "#"}}});
+    for (fields, expected) in [
+        (json!({"max_output_tokens": 0}), "max_output_tokens"),
+        (json!({"input": []}), "input"),
+        (json!({"tools": [tool]}), "tools[0].parameters"),
+        (json!({"text": format}), "text.format"),
+    ] {
+        let (field, message) = server.refused(RESPONSES, &with(input(&json!("x"), 1), fields)).await;
+        assert_eq!(field, expected, "{message}");
+    }
+    // As Python's SDK dumps items that it has parsed.
+    let items = json!([
+        {"role": "user", "content": [{"type": "input_text", "text": "x", "parsed": null}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "parsed_arguments": {}, "async_": null},
+        {"type": "function_call_output", "call_id": "c", "output": "y"},
+    ]);
+    server.served(RESPONSES, &json!({"input": items, "max_output_tokens": 2})).await;
     let with_search = json!({"tools": [{"type": "web_search", "search_context_size": "low"}], "include": ["reasoning.encrypted_content"],
         "client_metadata": {}, "prompt_cache_key": "k"});
     server.served(RESPONSES, &with(input(&json!("x"), 2), with_search)).await;
