@@ -2,7 +2,7 @@
 
 use crate::request::{FinishReason, TokenEvent};
 use dsrun_models::{
-    stop::StopMatcher,
+    stop::{StopMatcher, StopOutput},
     tokenizer::{StreamDecoder, StreamOptions, Tokenizer},
 };
 use std::sync::Arc;
@@ -13,6 +13,8 @@ pub struct TextStream {
     /// Absent if the model has no tokenizer: the text is empty then.
     decoder: Option<StreamDecoder>,
     stops: StopMatcher,
+    /// The number of next tokens whose text is not searched for stop strings.
+    unsearched: usize,
     /// Control tokens that are part of the text, with their texts.
     shown: Arc<[(u32, String)]>,
 }
@@ -41,12 +43,17 @@ impl TextStream {
     pub fn with_stops(tokenizer: Option<&Tokenizer>, stops: StopMatcher) -> Self {
         let options = StreamOptions { skip_special: true, continues_text: true };
         let decoder = tokenizer.map(|tokenizer| StreamDecoder::new(tokenizer, options));
-        Self { decoder, stops, shown: [].into() }
+        Self { decoder, stops, unsearched: 0, shown: [].into() }
     }
 
     /// Includes these control tokens in the text, each with the given text. Other control tokens give no text.
     pub fn showing(self, shown: Arc<[(u32, String)]>) -> Self {
         Self { shown, ..self }
+    }
+
+    /// Searches for stop strings only behind the first `tokens` tokens.
+    pub fn searching_after(self, tokens: usize) -> Self {
+        Self { unsearched: tokens, ..self }
     }
 
     /// Adds a token. After a piece with a finish reason, no more tokens may be added.
@@ -73,7 +80,11 @@ impl TextStream {
                 decoded.push_str(&decoder.finish().unwrap_or_default());
             }
         }
-        let output = self.stops.push(&decoded);
+        let output = match self.unsearched {
+            0 => self.stops.push(&decoded),
+            _ => StopOutput { text: decoded.clone(), matched: None },
+        };
+        self.unsearched -= self.unsearched.min(1);
         let (mut text, stop, stopped) = (output.text, output.matched, output.matched.is_some());
         let finish = if stopped { Some(FinishReason::Stop) } else { finish };
         if finish.is_some() && !stopped {

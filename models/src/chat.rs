@@ -13,7 +13,6 @@ mod guard;
 mod json;
 mod methods;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use minijinja::machinery::{CompiledTemplate, TemplateConfig, eval, make_string_output};
@@ -391,9 +390,9 @@ fn without_generation_tags(source: &str) -> String {
 
 /// Runs the template engine, which panics in a few cases (`[][::-1]`) where Python has an answer.
 fn guarded<T>(template: &str, call: impl FnOnce() -> Result<T, minijinja::Error>) -> Result<T, ChatError> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(result) => result.map_err(|error| failure(template, &error)),
-        Err(_) => Err(ChatError::Template {
+    match crate::guarded::guarded(call) {
+        Some(result) => result.map_err(|error| failure(template, &error)),
+        None => Err(ChatError::Template {
             template: template.to_owned(),
             line: None,
             message: "the template engine gave up on it".to_owned(),

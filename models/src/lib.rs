@@ -29,6 +29,7 @@ mod families;
 pub mod fetch;
 pub mod generation;
 pub mod gguf;
+mod guarded;
 mod layers;
 pub mod model;
 pub mod presets;

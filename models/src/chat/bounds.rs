@@ -7,9 +7,9 @@
 //! The compiler computes products of constants, such as `'a' * 100000000`, and keeps their results. What they can take is estimated
 //! from the constants of their tags.
 
+use crate::guarded::guarded;
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The maximum number of bytes of a template. The largest known templates have some 30 kB.
 const MAX_BYTES: usize = 1 << 20;
@@ -40,7 +40,7 @@ pub(super) fn check(source: &str, syntax: &SyntaxConfig) -> Result<(), Exceeded>
     let mut constants = Constants::default();
     let mut tokens = tokenize(source, false, syntax.clone());
     // The engine may panic where it names the place of an error, if that is past column 65,535; the parser does the same, guarded.
-    while let Ok(Some(token)) = catch_unwind(AssertUnwindSafe(|| tokens.next())) {
+    while let Some(Some(token)) = guarded(|| tokens.next()) {
         let Ok((token, span)) = token else { return Ok(()) };
         let line = Some(usize::from(span.start_line));
         products = constants.add(&token).saturating_add(products);

@@ -1,7 +1,6 @@
 //! The tokenizer of a `tokenizer.json` file, as the `tokenizers` library reads it.
 
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::Deserialize;
 use tokenizers::{AddedVocabulary, Decoder as _, DecoderWrapper, Model as _, OffsetType, PreTokenizer as _};
@@ -85,10 +84,9 @@ impl JsonEncoder {
 
 /// Runs the library, which panics on some contradictions of a file instead of reporting them.
 fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the tokenizer library gave up; the file contradicts itself".to_owned()),
+    match crate::guarded::guarded(call) {
+        Some(result) => result.map_err(|error| error.to_string()),
+        None => Err("the tokenizer library gave up; the file contradicts itself".to_owned()),
     }
 }
 

@@ -255,7 +255,7 @@ macro_rules! generation_request {
             /// Whether answers continue past the model's end tokens.
             #[serde(default)]
             pub(crate) ignore_eos: Option<bool>,
-            /// The fewest tokens before an end token is chosen.
+            /// The fewest tokens before an end token is chosen, or a stop string ends the answer.
             #[serde(default)]
             pub(crate) min_tokens: Option<usize>,
             /// Requests of higher priority run before those of lower priority. Above 0 only for API keys that may set it.

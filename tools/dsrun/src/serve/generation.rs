@@ -203,7 +203,8 @@ impl Job {
         let mut choices = Vec::new();
         for (index, request) in requests.into_iter().enumerate() {
             let tokens = loaded.engine.submit(request).map_err(|error| app.refused(&error))?;
-            let text = AnswerText::new(tokenizer, stops.clone(), self.shown.clone(), self.logprobs.is_some());
+            let (min_tokens, shown) = (self.generation.min_tokens, self.shown.clone());
+            let text = AnswerText::new(tokenizer, stops.clone(), min_tokens, shown, self.logprobs.is_some());
             let (ends, trace) = (ends.clone(), ChoiceTrace::new(request_trace.clone(), index));
             choices.push(Choice { index, tokens, text, ends, last: None, ended: false, trace });
         }

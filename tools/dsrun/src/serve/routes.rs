@@ -102,9 +102,11 @@ pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
     routes
         .fallback(|request: Request<Body>| async move {
             let path = request.uri().path();
-            ApiError::no_such_path(path, &meant(path))
+            in_form_of(path, ApiError::no_such_path(path, &meant(path)))
         })
-        .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
+        .method_not_allowed_fallback(|request: Request<Body>| async move {
+            in_form_of(request.uri().path(), ApiError::wrong_method())
+        })
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(app.unsent.clone(), unsent::bound))
         .layer(from_fn_with_state(app.clone(), origins::guard))
@@ -112,6 +114,11 @@ pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
         .layer(from_fn_with_state(app.clone(), access_log::identify))
         .layer(from_fn_with_state(app.clone(), trace))
         .with_state(app)
+}
+
+/// An error about a path, in the form of the API that the path is of.
+fn in_form_of(path: &str, error: ApiError) -> Response {
+    if path.starts_with("/v1/messages") { error.into_messages_response() } else { error.into_response() }
 }
 
 /// A hint at the path that a client with a wrong base URL means.

@@ -57,16 +57,18 @@ pub(crate) struct AnswerText {
 }
 
 impl AnswerText {
-    /// An empty answer that ends before the first of the stop strings. The control tokens in `shown` are part of the text, with
+    /// An empty answer that ends before the first of the stop strings behind its first `min_tokens` tokens. The control tokens in `shown` are part of the text, with
     /// these texts; `keep_tokens` requests the tokens.
     pub(crate) fn new(
         tokenizer: Option<&Tokenizer>,
         stops: StopMatcher,
+        min_tokens: usize,
         shown: Arc<[(u32, String)]>,
         keep_tokens: bool,
     ) -> Self {
+        let stream = TextStream::with_stops(tokenizer, stops).searching_after(min_tokens);
         Self {
-            stream: TextStream::with_stops(tokenizer, stops).showing(shown),
+            stream: stream.showing(shown),
             tokenizer: tokenizer.cloned(),
             keep_tokens,
             held: VecDeque::new(),

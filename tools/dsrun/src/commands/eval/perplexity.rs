@@ -75,6 +75,10 @@ pub(crate) fn run(command: &Perplexity, terminal: &Terminal) -> Result<()> {
                 losses.add(-log_probability(logits, window_tokens[position + 1]));
             }
         })?;
+        if losses.sum.is_nan() {
+            bar.finish_and_clear();
+            bail!("the model's logits are not finite, so its predictions have no perplexity");
+        }
         bar.inc(1);
         bar.set_message(format!("perplexity {:.3} so far", losses.estimate().perplexity));
     }

@@ -99,6 +99,21 @@ async fn an_echo_starts_with_the_prompt_whole_and_streamed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stop_string_ends_no_answer_before_its_fewest_tokens() {
+    let server = start().await;
+    let whole = server.served(COMPLETIONS, &completion("ab", 40)).await;
+    let whole = whole["choices"][0]["text"].as_str().expect("a text").to_owned();
+    // A token is a character here.
+    let stop = whole.chars().next().expect("a character").to_string();
+    let request = with(completion("ab", 40), json!({"stop": stop, "min_tokens": 10}));
+    let answer = server.served(COMPLETIONS, &request).await;
+    let text = answer["choices"][0]["text"].as_str().expect("a text");
+    let length = whole.char_indices().nth(10).map_or(whole.len(), |(at, _)| at);
+    let end = whole[length..].find(&stop).map_or(whole.len(), |at| length + at);
+    assert_eq!(text, &whole[..end]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stop_string_ends_the_answer_before_it() {
     let server = start().await;
     let whole = server.served(COMPLETIONS, &completion("ab", 40)).await;

@@ -240,14 +240,19 @@ async fn the_form_of_an_answer_may_be_given_as_in_vllm() {
     let schema = json!({"type": "object", "properties": {"x": {"type": "integer", "maximum": 9, "minimum": 0}},
         "required": ["x"], "additionalProperties": false});
     let is_choice = |text: &str| text == "yes \"no\"" || text == "maybe";
+    let is_number = |text: &str| {
+        let inner = text.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+        inner.and_then(|number| number.parse().ok()).is_some_and(|number: u32| number < 3000)
+    };
     let is_object = |text: &str| {
         serde_json::from_str::<Value>(text)
             .is_ok_and(|value| value["x"].as_i64().is_some_and(|x| (0..10).contains(&x)))
     };
     let is_letters = |text: &str| text.len() == 3 && text.bytes().all(|byte| (b'a'..=b'c').contains(&byte));
-    let cases: [(Value, Follows); 8] = [
+    let cases: [(Value, Follows); 9] = [
         (json!({"structured_outputs": {"choice": ["yes \"no\"", "maybe"]}}), &is_choice),
         (json!({"guided_choice": ["yes \"no\"", "maybe"]}), &is_choice),
+        (json!({"guided_choice": (0..3000).map(|n| format!("({n})")).collect::<Vec<_>>()}), &is_number),
         (json!({"structured_outputs": {"json": schema}}), &is_object),
         (json!({"guided_json": schema.to_string()}), &is_object),
         (json!({"structured_outputs": {"regex": "[a-c]{3}"}}), &is_letters),

@@ -186,6 +186,8 @@ async fn errors_have_the_form_of_the_api() {
         assert_eq!((&body["type"], &body["error"]["type"]), (&json!("error"), &json!(kind)), "{body}");
         assert!(body["error"]["message"].as_str().is_some_and(|message| message.contains(part)), "{body}");
     }
+    let (status, body) = server.post("/v1/messages/batches", &json!({})).await;
+    assert_eq!((status, &body["error"]["type"]), (404, &json!("not_found_error")), "{body}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
