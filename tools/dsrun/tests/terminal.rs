@@ -184,6 +184,17 @@ fn keys_typed_during_an_answer_are_the_next_line_and_not_in_the_answer() {
 }
 
 #[test]
+fn a_line_that_cannot_be_read_ends_no_conversation() {
+    let mut chat = Session::chat("1000");
+    chat.keyboard.write_all(b"\xff\xfe\r").unwrap();
+    chat.wait("an error", |chat| chat.shown().contains("error: the line is not UTF-8"));
+    chat.types("/nosuch");
+    chat.wait("an error", |chat| chat.shown().contains("error: there is no command /nosuch"));
+    chat.types("/exit");
+    assert_eq!(chat.ended(|_| ()).code(), Some(0));
+}
+
+#[test]
 fn the_terminal_is_restored_at_the_end() {
     let mut chat = Session::chat("1000");
     chat.asks("Hello");
