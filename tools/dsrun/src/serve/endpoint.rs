@@ -48,6 +48,11 @@ pub(super) trait Completion: Send + Sized + 'static {
     /// The given fields of a request that have no effect.
     fn without_effect(request: &Self::Request, loaded: &Loaded) -> Vec<&'static str>;
 
+    /// The name that this API has for a field of chats and completions, which errors name.
+    fn field(field: &str) -> String {
+        field.to_owned()
+    }
+
     /// Checks a request, and turns it into a job.
     ///
     /// # Errors
@@ -131,7 +136,9 @@ pub(super) async fn respond<C: Completion>(
         tracing::info!(fields = ?without_effect, "a request has fields without effect");
     }
     let for_job = loaded.clone();
-    let (job, completion) = app.prepare(turn, move |work| C::prepare(&request, &for_job, work)).await?;
+    let renamed = |error: ApiError| error.renamed(C::field);
+    let prepared = app.prepare(turn, move |work| C::prepare(&request, &for_job, work)).await;
+    let (job, completion) = prepared.map_err(renamed)?;
     app.keys.check_priority(client, job.generation.priority)?;
     let header = Header {
         id: events::id(C::ID_PREFIX),
@@ -142,7 +149,7 @@ pub(super) async fn respond<C: Completion>(
     RequestTrace::current().set("gen_ai.response.id", Some(header.id.clone()));
     let (choices, generation) = (job.choices(), &job.generation);
     let stream = generation.stream.then_some(generation.include_usage);
-    let answers = job.submit(&app, &loaded)?;
+    let answers = job.submit(&app, &loaded).map_err(renamed)?;
     match stream {
         Some(include_usage) => Ok(streamed(completion, header, answers, include_usage)),
         None => whole(completion, header, answers, choices, &app.unsent).await,

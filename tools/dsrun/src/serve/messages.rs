@@ -45,7 +45,7 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request<B
             let (job, _) = Messages::prepare(&request, &loaded, work)?;
             Ok(TokenCount { input_tokens: job.prompts.iter().map(Vec::len).sum() })
         };
-        app.prepare(turn, count).await
+        app.prepare(turn, count).await.map_err(|error: ApiError| error.renamed(Messages::field))
     };
     count.await.map_or_else(ApiError::into_messages_response, |count| Json(count).into_response())
 }
@@ -121,14 +121,6 @@ impl Messages {
     }
 }
 
-/// The field of a request for a message that a field of a chat stands for.
-fn field_of_messages(field: &str) -> String {
-    if field == "stop" {
-        return "stop_sequences".to_owned();
-    }
-    field.replacen(".function.parameters", ".input_schema", 1).replacen(".function.", ".", 1)
-}
-
 impl Completion for Messages {
     type Request = MessagesRequest;
     type Choice = ChatChoice;
@@ -140,6 +132,13 @@ impl Completion for Messages {
 
     fn model(request: &MessagesRequest) -> Option<&str> {
         request.model.as_deref()
+    }
+
+    fn field(field: &str) -> String {
+        if field == "stop" {
+            return "stop_sequences".to_owned();
+        }
+        field.replacen(".function.parameters", ".input_schema", 1).replacen(".function.", ".", 1)
     }
 
     fn without_effect(request: &MessagesRequest, loaded: &Loaded) -> Vec<&'static str> {
@@ -156,9 +155,7 @@ impl Completion for Messages {
 
     fn prepare(request: &MessagesRequest, loaded: &Loaded, work: &Work) -> Result<(Job, Self), ApiError> {
         let most = request.max_tokens.ok_or_else(|| ApiError::field("max_tokens", "must be given"))?;
-        let chat = chat_request(request, loaded)?;
-        let (mut job, chat) =
-            Chat::prepare(&chat, loaded, work).map_err(|error| error.renamed(field_of_messages))?;
+        let (mut job, chat) = Chat::prepare(&chat_request(request, loaded)?, loaded, work)?;
         // Clients ask for as many as a large model can write.
         job.max_tokens = Some(most).filter(|most| *most <= loaded.engine.limits().context);
         let stops = request.stop_sequences.clone().unwrap_or_default();

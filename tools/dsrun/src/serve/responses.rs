@@ -301,16 +301,6 @@ impl Responses {
     }
 }
 
-/// The field of a request for a response that a field of a chat stands for.
-fn field_of_responses(field: &str) -> String {
-    if field.starts_with("messages") {
-        return "input".to_owned();
-    }
-    let names =
-        [("max_tokens", "max_output_tokens"), ("response_format", "text.format"), (".function.", ".")];
-    names.into_iter().fold(field.to_owned(), |field, (from, to)| field.replacen(from, to, 1))
-}
-
 impl Completion for Responses {
     type Request = Continued;
     type Choice = ();
@@ -322,6 +312,15 @@ impl Completion for Responses {
 
     fn model(continued: &Continued) -> Option<&str> {
         continued.request.model.as_deref()
+    }
+
+    fn field(field: &str) -> String {
+        if field.starts_with("messages") {
+            return "input".to_owned();
+        }
+        let names =
+            [("max_tokens", "max_output_tokens"), ("response_format", "text.format"), (".function.", ".")];
+        names.into_iter().fold(field.to_owned(), |field, (from, to)| field.replacen(from, to, 1))
     }
 
     fn without_effect(Continued { request, .. }: &Continued, loaded: &Loaded) -> Vec<&'static str> {
@@ -361,9 +360,7 @@ impl Completion for Responses {
         }
         let mut conversation = continued.before.clone();
         add_input(&request.input, &mut conversation);
-        let chat = chat_request(request, &conversation)?;
-        let (job, chat) =
-            Chat::prepare(&chat, loaded, work).map_err(|error| error.renamed(field_of_responses))?;
+        let (job, chat) = Chat::prepare(&chat_request(request, &conversation)?, loaded, work)?;
         let completion = Self {
             chat,
             request: request.clone(),
