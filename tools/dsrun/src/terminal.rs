@@ -47,8 +47,8 @@ impl Terminal {
         }
     }
 
-    /// Writes what the user has asked for to standard error.
-    pub(crate) fn answer(&self, text: &str) {
+    /// Writes a note to standard error, also if quiet.
+    pub(crate) fn always(&self, text: &str) {
         self.line(&self.styled("2", text));
     }
 

@@ -37,7 +37,7 @@ fn a_deep_template_is_an_error_that_is_told(#[case] before: &str, #[case] piece:
     told(&chat, 1, &chat.err);
     let system = ran(&["generate", "--system", "Be brief.", "-n", "2", "Hello"]);
     told(&system, 1, &system.err);
-    let generated = ran(&["generate", "-n", "2", "Hello"]);
+    let generated = ran(&["generate", "--quiet", "-n", "2", "Hello"]);
     told(&generated, 0, &generated.err);
     assert!(generated.err.contains("without a chat template"), "{}", generated.err);
     // Nobody asks for the template.

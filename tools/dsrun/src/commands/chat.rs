@@ -74,7 +74,7 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
                 continue;
             }
             Input::Help => {
-                terminal.answer(HELP);
+                terminal.always(HELP);
                 continue;
             }
             Input::Unknown(command) => {

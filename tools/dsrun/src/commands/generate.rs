@@ -33,7 +33,7 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
         terminal,
     )?;
     let options = generate_options(&model, &command.sampling)?;
-    let prompt = as_prompt(text, command, &model)?;
+    let prompt = as_prompt(text, command, &model, terminal);
     if model.tokenizer().is_none() {
         bail!(
             "the model has no tokenizer, so it can read no prompt\nhint: random weights have none; name a model with weights"
@@ -72,18 +72,18 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     Ok(())
 }
 
-fn as_prompt(text: String, command: &Generate, model: &Model) -> Result<Prompt> {
+fn as_prompt(text: String, command: &Generate, model: &Model, terminal: &Terminal) -> Prompt {
     if command.raw {
-        return Ok(Prompt::Text(text));
+        return Prompt::Text(text);
     }
     if let (Err(error), None) = (model.chat_template(), &command.system) {
         if !matches!(error, ModelError::NoChatTemplate { .. }) {
-            bail!("{error}\nhint: --raw uses the prompt without a chat template");
+            terminal.always(&format!("{error}\nthe prompt is used without a chat template"));
         }
-        return Ok(Prompt::Text(text));
+        return Prompt::Text(text);
     }
     let system = command.system.iter().map(|system| Message::new("system", system));
-    Ok(Prompt::Chat(system.chain([Message::new("user", text)]).collect()))
+    Prompt::Chat(system.chain([Message::new("user", text)]).collect())
 }
 
 /// A line with the token counts and rates of an answer.
