@@ -307,7 +307,7 @@ fn deep_templates_are_refused_and_do_not_end_the_process() {
 )]
 fn memory_is_bounded(#[case] source: &str) {
     let error = render(source, &RenderOptions::default()).unwrap_err().to_string();
-    let bounds = ["too large a text or list", "too much memory", "nested too deeply", "takes too long"];
+    let bounds = ["too large a text or list", "MiB in all", "nested too deeply", "takes too long"];
     assert!(bounds.iter().any(|bound| error.contains(bound)), "{error}");
 }
 

@@ -150,6 +150,14 @@ pub(super) fn load(vocabulary: GgufVocabulary) -> Result<(GgufEncoder, Pieces)> 
             let name = vocabulary.pre_tokenizer.as_deref().unwrap_or("default");
             let pre_tokenizer = PreTokenizer::by_name(name)?;
             let adds_bos = pre_tokenizer.adds_bos;
+            let long = |token: &&(u32, &str)| token.1.chars().nth(1).is_some();
+            let normal = of_kind(&[TOKEN_TYPE_NORMAL]);
+            if let (true, Some((_, token))) = (vocabulary.merges.is_empty(), normal.iter().find(long)) {
+                let message = format!(
+                    "tokenizer.ggml.merges is missing or empty, but there are longer tokens: {token:?}"
+                );
+                return Err(TokenizerError::Vocabulary { message });
+            }
             let merges = ranked_merges(&mergeable, &vocabulary.merges, pre_tokenizer.whole_words)?;
             (Model::RankedMerges { pre_tokenizer, merges: Box::new(merges) }, adds_bos, TextStart::Kept)
         }
@@ -243,12 +251,6 @@ fn ranked_merges(tokens: &[(u32, &str)], merges: &[String], whole_words: bool) -
     });
     let pairs = pairs.collect::<Result<_>>()?;
     let vocabulary: Vocab = tokens.iter().map(|(id, token)| ((*token).to_owned(), *id)).collect();
-    let long = |(_, token): &&(u32, &str)| token.chars().nth(1).is_some();
-    if let (true, Some((_, token))) = (merges.is_empty(), tokens.iter().find(long)) {
-        let message =
-            format!("tokenizer.ggml.merges is missing or empty, but there are longer tokens: {token:?}");
-        return Err(TokenizerError::Vocabulary { message });
-    }
     // The library copies the merged text into a buffer that fits known tokens, so each merge must make one.
     if let Some(error) = unknown_token(&vocabulary, merges) {
         return Err(error);
