@@ -4,17 +4,12 @@
 
 mod support;
 
-use dsrun_core::{
-    Result, WeightReader,
-    checked::ValidCall,
-    device::{Buffer, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
-    kernels::{Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
-    op::Op,
-};
+use dsrun_core::{kernels::Support, op::Op};
 use dsrun_engine::{Engine, EngineOptions, EnginePlan, Precision, Request, SamplingOptions, Speculation};
 use dsrun_models::model::Model;
+use dsrun_test_support::AnsweringDevice;
 use rstest::rstest;
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 use support::{device, engine, exact, open};
 
 fn prompts(model: &Model) -> Vec<Vec<u32>> {
@@ -87,64 +82,15 @@ fn answers_are_those_of_each_request_alone_to_the_bit(#[case] name: &str, #[case
     assert_eq!(answers(&mut speculates, &prompts), alone, "{name}: speculation");
 }
 
-/// A device that says of products that their rows may depend on each other.
-#[derive(Debug)]
-struct Dependent(Arc<dyn Device>);
-
-impl Device for Dependent {
-    fn properties(&self) -> &DeviceProperties {
-        self.0.properties()
-    }
-
-    fn memory(&self) -> MemoryUse {
-        self.0.memory()
-    }
-
-    fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
-        self.0.allocate(bytes, kind)
-    }
-
-    fn stream(&self) -> Result<Box<dyn Stream>> {
-        self.0.stream()
-    }
-
-    fn event(&self) -> Result<Arc<dyn Event>> {
-        self.0.event()
-    }
-
-    fn kernels(&self) -> &dyn Kernels {
-        self
-    }
-}
-
-impl Kernels for Dependent {
-    fn query(&self, call: &ValidCall) -> Result<Support> {
-        let support = self.0.kernels().query(call)?;
-        let dependent = matches!(call.op, Op::Linear(_));
-        Ok(Support { batch_invariant: support.batch_invariant && !dependent, ..support })
-    }
-
-    fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
-        self.0.kernels().prepack_query(weight)
-    }
-
-    fn prepack(
-        &self,
-        stream: &mut dyn Stream,
-        weight: &WeightDesc,
-        rows: &mut dyn WeightReader,
-    ) -> Result<Arc<dyn PackedWeight>> {
-        self.0.kernels().prepack(stream, weight, rows)
-    }
-
-    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
-        self.0.kernels().plan(call)
-    }
-}
-
 #[test]
 fn a_device_without_the_guarantee_is_refused_with_the_ops() {
-    let (model, device) = (open("llama3"), Dependent(device()));
+    let model = open("llama3");
+    // Of products it says that their rows may depend on each other.
+    let device = AnsweringDevice::new(device(), |kernels, call| {
+        let support = kernels.query(call)?;
+        let dependent = matches!(call.op, Op::Linear(_));
+        Ok(Support { batch_invariant: support.batch_invariant && !dependent, ..support })
+    });
     let plan = |batch_invariant| {
         EnginePlan::new(&model, &device, &EngineOptions { batch_invariant, fuse: false, ..exact(16, 2) })
     };

@@ -23,9 +23,11 @@
 //! }
 //! ```
 //!
-//! [`faulty_device`] has a device whose calls can be made to fail, to panic or to wait; [`fuzz`] runs tests with mutated inputs;
+//! [`faulty_device`] has a device whose calls can be made to fail, to panic or to wait; an [`AnsweringDevice`] says otherwise what it
+//! supports; [`fuzz`] runs tests with mutated inputs;
 //! [`counting_allocator`] measures memory.
 
+mod answering_device;
 mod compiler;
 pub mod counting_allocator;
 pub mod faulty_device;
@@ -35,6 +37,7 @@ mod port;
 mod requirement;
 mod trial;
 
+pub use answering_device::AnsweringDevice;
 pub use compiler::{c_compiler, compile_c_library, cpp_compiler};
 pub use lookup::{NodePackages, browser, encoders, model, node, python};
 pub use port::free_port;

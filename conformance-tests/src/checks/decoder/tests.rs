@@ -4,75 +4,17 @@
 use super::*;
 use crate::checks::bench::floats;
 use dsrun_core::{
-    Error, Result, WeightReader,
-    checked::ValidCall,
-    device::{Backend, Buffer, DeviceOptions, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
-    kernels::{Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
+    device::{Backend, DeviceOptions},
+    kernels::Support,
     op::Op,
 };
 use dsrun_cpu::CpuBackend;
 use dsrun_cuda::{DeviceSpec, kernel_specs};
+use dsrun_test_support::AnsweringDevice;
 use rstest::rstest;
 
 const H200: DeviceSpec =
     DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false };
-
-/// The memory and the kernels of a CPU, but for regions, about which an H200 is asked.
-#[derive(Debug)]
-struct Asked(Arc<dyn Device>);
-
-impl Device for Asked {
-    fn properties(&self) -> &DeviceProperties {
-        self.0.properties()
-    }
-
-    fn memory(&self) -> MemoryUse {
-        self.0.memory()
-    }
-
-    fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
-        self.0.allocate(bytes, kind)
-    }
-
-    fn stream(&self) -> Result<Box<dyn Stream>> {
-        self.0.stream()
-    }
-
-    fn event(&self) -> Result<Arc<dyn Event>> {
-        self.0.event()
-    }
-
-    fn kernels(&self) -> &dyn Kernels {
-        self
-    }
-}
-
-impl Kernels for Asked {
-    fn query(&self, call: &ValidCall) -> Result<Support> {
-        if !matches!(call.op, Op::Region(_)) {
-            return self.0.kernels().query(call);
-        }
-        let admitted = kernel_specs(call, &H200).map(|_| Support::native());
-        Ok(admitted.unwrap_or_else(|error: Error| Support::no(error.to_string())))
-    }
-
-    fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
-        self.0.kernels().prepack_query(weight)
-    }
-
-    fn prepack(
-        &self,
-        stream: &mut dyn Stream,
-        weight: &WeightDesc,
-        reader: &mut dyn WeightReader,
-    ) -> Result<Arc<dyn PackedWeight>> {
-        self.0.kernels().prepack(stream, weight, reader)
-    }
-
-    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
-        self.0.kernels().plan(call)
-    }
-}
 
 #[rstest]
 #[case::plain(&SHAPES)]
@@ -87,7 +29,14 @@ impl Kernels for Asked {
 #[case::parallel(&PARALLEL)]
 fn an_h200_runs_all_layers_of_the_checks_in_one_launch(#[case] shapes: &'static [Shape]) {
     let cpu = CpuBackend::new().open(0, &DeviceOptions::default()).unwrap();
-    let device: Arc<dyn Device> = Arc::new(Asked(cpu));
+    // The memory and the kernels of a CPU, but for regions, about which an H200 is asked.
+    let device: Arc<dyn Device> = Arc::new(AnsweringDevice::new(cpu, |kernels, call| {
+        if !matches!(call.op, Op::Region(_)) {
+            return kernels.query(call);
+        }
+        let admitted = kernel_specs(call, &H200).map(|_| Support::native());
+        Ok(admitted.unwrap_or_else(|error| Support::no(error.to_string())))
+    }));
     let mut bench = Bench::new(&device).unwrap();
     let halves = floats(&*device).into_iter().filter(|dtype| *dtype != DType::F32);
     let mut refused = Vec::new();
