@@ -1,7 +1,12 @@
 // Attention over the paged KV cache or within sequences. One workgroup per head and row. It processes the keys in tiles of one
-// key per thread: each thread computes the score of its key. Then teams of 64 threads take 64 keys of the tile each: a thread
-// sums the weighted values of every 64th element of the result. The sums of the teams are added at the end. Softmax is online:
-// sums are rescaled when a tile has a larger score than all earlier ones.
+// key per thread: four threads compute the product of the query with a key, so that they read its bytes together. Then COLUMNS
+// threads, a team, hold four elements of the result each, and the teams take the values of the tile in turn; the first EARLY
+// values are loaded before the scores are known. Softmax is online: sums are rescaled when a tile has a larger score than all
+// earlier ones. The sums of the threads and teams are added at the end.
+
+const TEAMS: u32 = THREADS / COLUMNS;
+// Threads whose parts of a maximum or sum all threads read.
+const ADDERS: u32 = 16u;
 
 #if VECTORS
 var<workgroup> query_shared: array<vec4<f32>, QUADS>;
@@ -9,33 +14,46 @@ var<workgroup> query_shared: array<vec4<f32>, QUADS>;
 var<workgroup> query_shared: array<f32, KEY_SIZE>;
 #endif
 var<workgroup> weights: array<f32, THREADS>;
-// The value row of each key of a tile.
-var<workgroup> places: array<u32, THREADS>;
-var<workgroup> reduced: array<f32, THREADS>;
-var<workgroup> rows_shared: u32;
-var<workgroup> sequence_shared: atomic<u32>;
-var<workgroup> keys_shared: vec2<i32>;
+// Where the key and the value of each key of a tile are; NONE if the row does not see it.
+var<workgroup> key_places: array<u32, THREADS>;
+var<workgroup> value_places: array<u32, THREADS>;
+// Four parts of the product of each key of a tile; at the end, the sums of each thread.
+var<workgroup> parts: array<f32, 4u * THREADS>;
+var<workgroup> subtotals: array<f32, ADDERS>;
+// The index of the row's sequence plus one; 0 if it belongs to none.
+var<workgroup> found_shared: atomic<u32>;
+var<workgroup> sequence_shared: Sequence;
+
+// A sequence: its index, its first row, its rows in this step, and its keys.
+struct Sequence { index: u32, start: i32, queries: i32, length: i32 }
 
 fn largest_of_group(value: f32, lid: u32) -> f32 {
+    weights[lid] = value;
     workgroupBarrier();
-    reduced[lid] = value;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if (lid < half) { reduced[lid] = max(reduced[lid], reduced[lid + half]); }
-        workgroupBarrier();
+    if (lid < ADDERS) {
+        var largest = weights[lid];
+        for (var i = lid + ADDERS; i < THREADS; i += ADDERS) { largest = max(largest, weights[i]); }
+        subtotals[lid] = largest;
     }
-    return reduced[0];
+    workgroupBarrier();
+    var largest = subtotals[0];
+    for (var i = 1u; i < ADDERS; i += 1u) { largest = max(largest, subtotals[i]); }
+    return largest;
 }
 
 fn sum_of_group(value: f32, lid: u32) -> f32 {
     workgroupBarrier();
-    reduced[lid] = value;
+    weights[lid] = value;
     workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if (lid < half) { reduced[lid] += reduced[lid + half]; }
-        workgroupBarrier();
+    if (lid < ADDERS) {
+        var sum = 0.0;
+        for (var i = lid; i < THREADS; i += ADDERS) { sum += weights[i]; }
+        subtotals[lid] = sum;
     }
-    return reduced[0];
+    workgroupBarrier();
+    var sum = 0.0;
+    for (var i = 0u; i < ADDERS; i += 1u) { sum += subtotals[i]; }
+    return sum;
 }
 
 fn sequences() -> u32 {
@@ -47,24 +65,47 @@ fn sequences() -> u32 {
 #endif
 }
 
-// The product of the query and a key.
-fn product_with(key_at: u32) -> f32 {
-    var product = 0.0;
+// The parts of the products of the query and four keys that one of four threads computes.
 #if VECTORS
-    for (var d = 0u; d < QUADS; d += 1u) { product += dot(query_shared[d], key_get4(key_at / 4u + d)); }
-#else
-    for (var d = 0u; d < P.key_size; d += 1u) { product += query_shared[d] * key_get(key_at + d); }
-#endif
-    return product;
+fn products_with(keys: vec4<u32>, part: u32) -> vec4<f32> {
+    var products = vec4<f32>();
+    for (var d = part; d < QUADS; d += 16u) {
+#each N FOUR
+        let quad_$N = min(d + 4u * $Nu, QUADS - 1u);
+#each K FOUR
+        let key_$N_$K = key_get4(keys[$K] / 4u + quad_$N);
+#endeach
+#endeach
+#each N FOUR
+        if (d + 4u * $Nu < QUADS) {
+            let query = query_shared[quad_$N];
+            products += vec4<f32>(dot(query, key_$N_0), dot(query, key_$N_1), dot(query, key_$N_2), dot(query, key_$N_3));
+        }
+#endeach
+    }
+    return products;
 }
+#else
+fn products_with(keys: vec4<u32>, part: u32) -> vec4<f32> {
+    var products = vec4<f32>();
+    for (var d = part; d < P.key_size; d += 4u) {
+        products += query_shared[d] * vec4<f32>(key_get(keys.x + d), key_get(keys.y + d), key_get(keys.z + d), key_get(keys.w + d));
+    }
+    return products;
+}
+#endif
 
-// The weighted sum of element `d` of the values of four keys of a tile.
-fn values_of(key: u32, d: u32) -> f32 {
-    let w = vec4<f32>(weights[key], weights[key + 1u], weights[key + 2u], weights[key + 3u]);
-    let v = vec4<f32>(
-        value_get(places[key] + d), value_get(places[key + 1u] + d), value_get(places[key + 2u] + d), value_get(places[key + 3u] + d));
-    let products = select(w * v, vec4<f32>(), w == vec4<f32>());
-    return (products.x + products.y) + (products.z + products.w);
+// Four elements of a value; zeros past its last.
+fn value4(at: u32, column: u32) -> vec4<f32> {
+#if VALUE_VECTORS
+    return value_get4(at / 4u + column);
+#else
+    var value = vec4<f32>();
+    for (var i = 0u; i < 4u; i += 1u) {
+        if (4u * column + i < P.value_size) { value[i] = value_get(at + 4u * column + i); }
+    }
+    return value;
+#endif
 }
 
 @compute @workgroup_size(THREADS)
@@ -72,97 +113,90 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
     let group = flat_group(wid, nwg);
     let row = group / P.heads;
     let head = group % P.heads;
-    if (lid == 0u) {
-        rows_shared = min(query_live(), y_live());
-#if PAGED
-        rows_shared = min(rows_shared, log_sum_exp_live());
-#endif
-#if EXPLICIT
-        rows_shared = min(rows_shared, mask_live());
-#endif
-        atomicStore(&sequence_shared, 0u);
-    }
-    if (row >= workgroupUniformLoad(&rows_shared)) { return; }
-    // The index of the row's sequence plus one; 0 if it belongs to none.
-    for (var s = lid; s < sequences(); s += THREADS) {
-        let start = start_get(s * P.start_stride);
-        let count = queries_get(s * P.queries_stride);
-#if PAGED
-        // The other sequences are those of attention_tiled.wgsl.
-        if (u32(count) >= P.many) { continue; }
-#endif
-        if (start >= 0 && count > 0 && row >= u32(start) && row - u32(start) < u32(count)) { atomicMax(&sequence_shared, s + 1u); }
-    }
-    workgroupBarrier();
-    let found = atomicLoad(&sequence_shared);
-    let sequence = max(found, 1u) - 1u;
-    var start = 0;
-    var position = 0;
-    // The position of the sequence's first row of this step.
-    var first_position = 0;
-    if (found > 0u) {
-        start = start_get(sequence * P.start_stride);
-        let offset = i32(row) - start;
-        var length = queries_get(sequence * P.queries_stride);
-#if PAGED
-        let kv_length = lengths_get(sequence * P.lengths_stride);
-        first_position = kv_length - length;
-        // The block table has pages for this many keys at most. The product is computed in f32 because it may exceed 32 bits.
-        length = max(kv_length, 0);
-        if (f32(P.blocks) * f32(P.block) < 2147483000.0) { length = min(length, i32(P.blocks * P.block)); }
-#else
-        length = min(length, max(i32(min(key_live(), value_live())) - start, 0));
-#endif
-        position = first_position + offset;
-        if (lid == 0u) {
-            var low = 0;
-            var high = length;
-#if CAUSAL
-            high = min(high, position + 1);
-#endif
-            if (P.window > 0u) { low = max(low, position - i32(min(P.window, 0x3fffffffu)) + 1); }
-            keys_shared = vec2<i32>(low, high);
-        }
-    } else if (lid == 0u) {
-        keys_shared = vec2<i32>(0, -1);
-    }
-    let keys = workgroupUniformLoad(&keys_shared);
+    if (lid == 0u) { atomicStore(&found_shared, 0u); }
     let query_at = row * P.query_stride + head * P.key_size;
 #if VECTORS
     for (var d = lid; d < QUADS; d += THREADS) { query_shared[d] = query_get4(query_at / 4u + d); }
 #else
     for (var d = lid; d < P.key_size; d += THREADS) { query_shared[d] = query_get(query_at + d); }
 #endif
+    var rows = min(query_live(), y_live());
+    let sequences = sequences();
+#if PAGED
+    rows = min(rows, log_sum_exp_live());
+#endif
+#if EXPLICIT
+    rows = min(rows, mask_live());
+#endif
     workgroupBarrier();
+    // The last sequence of this thread that has the row.
+    var mine = Sequence();
+    var candidate = 0u;
+    for (var s = lid; s < P.start_rows; s += THREADS) {
+        let start = start_get(s * P.start_stride);
+        let queries = queries_get(s * P.queries_stride);
+#if PAGED
+        let length = lengths_get(s * P.lengths_stride);
+        // The other sequences are those of attention_tiled.wgsl.
+        if (u32(queries) >= P.many) { continue; }
+#else
+        let length = queries;
+#endif
+        if (s < sequences && row < rows && start >= 0 && queries > 0 && row >= u32(start) && row - u32(start) < u32(queries)) {
+            candidate = s + 1u;
+            mine = Sequence(s, start, queries, length);
+        }
+    }
+    if (candidate > 0u) { atomicMax(&found_shared, candidate); }
+    workgroupBarrier();
+    let found = atomicLoad(&found_shared);
+    if (found == 0u && lid == 0u) { sequence_shared = Sequence(); }
+    if (found > 0u && candidate == found) { sequence_shared = mine; }
+    let sequence = workgroupUniformLoad(&sequence_shared);
+    // The position of the sequence's first row of this step.
+    let first_position = sequence.length - sequence.queries;
+    let position = first_position + i32(row) - sequence.start;
+#if PAGED
+    // The block table has pages for this many keys at most. The product is computed in f32 because it may exceed 32 bits.
+    var length = max(sequence.length, 0);
+    if (f32(P.blocks) * f32(P.block) < 2147483000.0) { length = min(length, i32(P.blocks * P.block)); }
+#else
+    let length = min(sequence.length, max(i32(min(key_live(), value_live())) - sequence.start, 0));
+#endif
+    var keys = vec2<i32>(0, length);
+#if CAUSAL
+    keys.y = min(keys.y, position + 1);
+#endif
+    if (P.window > 0u) { keys.x = max(keys.x, position - i32(min(P.window, 0x3fffffffu)) + 1); }
     let kv_head = head / P.group;
 
     var largest = minus_infinity();
+    // The sum of the weights of this thread's keys.
     var total = 0.0;
     if (sinks_here) {
         largest = sinks_get(head);
         // A sink of minus infinity has no weight.
-        total = select(1.0, 0.0, is_minus_infinity(largest));
+        if (lid == 0u) { total = select(1.0, 0.0, is_minus_infinity(largest)); }
     }
-    var sums = array<f32, VALUES>();
+    var sums = array<vec4<f32>, ROUNDS>();
     let stored = value_live() > 0u;
-    let lane = lid % 64u;
-    let team = lid / 64u * 64u;
+    let team = lid / COLUMNS;
+    let column = lid % COLUMNS;
     for (var first = keys.x; first < keys.y; first += i32(THREADS)) {
         let key = first + i32(lid);
         var visible = key < keys.y;
-        var score = minus_infinity();
+        var key_at = 0u;
         var value_at = 0u;
         if (visible) {
-            var key_at = 0u;
 #if PAGED
-            let page = tables_get(sequence * P.tables_stride + u32(key) / P.block);
+            let page = tables_get(sequence.index * P.tables_stride + u32(key) / P.block);
             visible = page >= 0 && u32(page) < min(key_live(), value_live());
             let slot = u32(key) % P.block;
             key_at = u32(page) * P.key_stride + kv_head * P.key_head_stride + slot * P.key_slot_stride;
             value_at = u32(page) * P.value_stride + kv_head * P.value_head_stride + slot * P.value_slot_stride;
 #else
-            key_at = u32(start + key) * P.key_stride + kv_head * P.key_size;
-            value_at = u32(start + key) * P.value_stride + kv_head * P.value_size;
+            key_at = u32(sequence.start + key) * P.key_stride + kv_head * P.key_size;
+            value_at = u32(sequence.start + key) * P.value_stride + kv_head * P.value_size;
 #endif
 #if BIDIRECTIONAL
 #if !PAGED
@@ -176,53 +210,86 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
                 visible = visible && word < P.mask_words && ((mask_get(row * P.mask_stride + word) >> (u32(token) % 32u)) & 1u) == 1u;
             }
 #endif
-            if (visible) {
-                score = P.scale * product_with(key_at);
-                if (P.softcap > 0.0) { score = P.softcap * tanh_of(score / P.softcap); }
-                if (alibi_here) {
-                    var distance = position - key;
+        }
+        // All have read the weights of the previous tile.
+        workgroupBarrier();
+        key_places[lid] = select(NONE, key_at, visible);
+        value_places[lid] = select(NONE, value_at, visible && stored);
+        workgroupBarrier();
+        let count = min(THREADS, u32(keys.y - first));
+        // For a key or value that is not there the first one is loaded, but not added, not even times zero. That keeps loads from
+        // waiting for each other.
+#each N EARLY
+        let place_$N = value_places[min(team + $Nu * TEAMS, THREADS - 1u)];
+        let early_$N = value4(select(place_$N, 0u, place_$N == NONE), column);
+#endeach
+        // Four threads take the keys k, k + THREADS / 4 and so on.
+        let k = vec4<u32>(lid / 4u) + vec4<u32>(0u, 1u, 2u, 3u) * (THREADS / 4u);
+        if (k.x < count) {
+            let places = vec4<u32>(key_places[k.x], key_places[k.y], key_places[k.z], key_places[k.w]);
+            let products = products_with(select(places, vec4<u32>(), places == vec4<u32>(NONE)), lid % 4u);
+            for (var i = 0u; i < 4u; i += 1u) { parts[4u * k[i] + lid % 4u] = products[i]; }
+        }
+        workgroupBarrier();
+        var score = minus_infinity();
+        if (visible) {
+            let of_four = vec4<f32>(parts[4u * lid], parts[4u * lid + 1u], parts[4u * lid + 2u], parts[4u * lid + 3u]);
+            score = P.scale * ((of_four.x + of_four.y) + (of_four.z + of_four.w));
+            if (P.softcap > 0.0) { score = P.softcap * tanh_of(score / P.softcap); }
+            if (alibi_here) {
+                var distance = position - key;
 #if BIDIRECTIONAL
 #if !PAGED
-                    distance = abs(distance);
+                distance = abs(distance);
 #endif
 #endif
-                    score -= alibi_get(head) * f32(distance);
-                }
+                score -= alibi_get(head) * f32(distance);
             }
         }
-        // The barriers inside also separate this tile from the reads of the previous one.
         let next = max(largest, largest_of_group(score, lid));
         var weight = 0.0;
         if (visible) { weight = exp_of(score - next); }
-        weights[lid] = weight;
-        places[lid] = select(0u, value_at, visible);
         // Before the first visible key there is nothing to rescale.
         var rescale = 1.0;
         if (!is_minus_infinity(largest)) { rescale = exp_of(largest - next); }
-        total = total * rescale + sum_of_group(weight, lid);
-        for (var i = 0u; i < VALUES; i += 1u) {
-            let d = lane + 64u * i;
-            if (d >= P.value_size) { break; }
-            var sum = sums[i] * rescale;
-            // Eight keys at a time: all their values are loaded first, so that no load waits for a weight. For a masked key,
-            // value 0 is loaded instead, but not added, not even times zero.
-            let end = select(team, min(team + 64u, u32(keys.y - first)), stored);
-            for (var j = team; j < end; j += 8u) {
-                sum += values_of(j, d) + values_of(j + 4u, d);
+        total = total * rescale + weight;
+        workgroupBarrier();
+        weights[lid] = weight;
+        workgroupBarrier();
+        if (team < TEAMS) {
+            for (var round = 0u; round < ROUNDS; round += 1u) { sums[round] *= rescale; }
+#each N EARLY
+            let key_$N = team + $Nu * TEAMS;
+            if (key_$N < count && place_$N != NONE && weights[key_$N] != 0.0) { sums[0] += weights[key_$N] * early_$N; }
+#endeach
+            for (var round = 0u; round < ROUNDS; round += 1u) {
+                let quad = column + round * COLUMNS;
+                if (4u * quad >= P.value_size) { break; }
+                for (var k = team + select(0u, EARLY * TEAMS, round == 0u); k < count; k += LATE * TEAMS) {
+#each N LATE
+                    let at_$N = min(k + $Nu * TEAMS, THREADS - 1u);
+                    let place_$N = value_places[at_$N];
+                    let value_$N = value4(select(place_$N, 0u, place_$N == NONE), quad);
+#endeach
+#each N LATE
+                    if (k + $Nu * TEAMS < count && place_$N != NONE && weights[at_$N] != 0.0) { sums[round] += weights[at_$N] * value_$N; }
+#endeach
+                }
             }
-            sums[i] = sum;
         }
         largest = next;
-        workgroupBarrier();
     }
-    for (var i = 0u; i < VALUES; i += 1u) {
+    total = sum_of_group(total, lid);
+    for (var round = 0u; round < ROUNDS; round += 1u) {
         workgroupBarrier();
-        reduced[lid] = sums[i];
+        for (var i = 0u; i < 4u; i += 1u) { parts[4u * lid + i] = sums[round][i]; }
         workgroupBarrier();
-        let d = lid + 64u * i;
-        if (found > 0u && lid < 64u && d < P.value_size) {
+        // An element for each thread.
+        for (var i = lid; i < 4u * COLUMNS; i += THREADS) {
+            let d = 4u * COLUMNS * round + i;
+            if (found == 0u || d >= P.value_size) { continue; }
             var sum = 0.0;
-            for (var other = lid; other < THREADS; other += 64u) { sum += reduced[other]; }
+            for (var other = 0u; other < TEAMS; other += 1u) { sum += parts[4u * COLUMNS * other + i]; }
             var value = 0.0;
             if (total != 0.0) { value = sum / total; }
             y_set(row * P.y_stride + head * P.value_size + d, value);

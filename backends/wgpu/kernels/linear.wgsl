@@ -27,6 +27,16 @@ fn outputs_of(unit: u32) -> vec4<u32> {
 #endif
 }
 
+#if X_WORDS
+// Four elements of a vector of eight.
+fn x_of(words: vec2<u32>) -> vec4<f32> {
+#if X_BF16
+    return widen_bf16(words);
+#else
+    return vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y));
+#endif
+}
+#else
 #if !MATRICES
 // Four elements of a row of x; zeros past the last column, as in the weight.
 fn x4(row: u32, column: u32) -> vec4<f32> {
@@ -42,6 +52,7 @@ fn x4(row: u32, column: u32) -> vec4<f32> {
     return values;
 #endif
 }
+#endif
 #endif
 
 #if NORM
@@ -67,23 +78,80 @@ fn norm_scale(squares: f32) -> f32 {
 var<workgroup> live_shared: u32;
 
 fn shared_rows(lid: u32) -> u32 {
-#if HEADS
-    if (lid == 0u) { live_shared = x_live(); }
-#else
-    if (lid == 0u) {
-        live_shared = min(x_live(), y_live());
-        if (residual_here) { live_shared = min(live_shared, residual_live()); }
-    }
-#endif
+    if (lid == 0u) { live_shared = live_rows(); }
     return workgroupUniformLoad(&live_shared);
 }
 
+// The rows that exist. Every thread may ask, at different times.
+fn live_rows() -> u32 {
 #if HEADS
-fn rotated(y: vec4<f32>, position: i32, first: u32) -> vec4<f32> {
+    return x_live();
+#else
+    var rows = min(x_live(), y_live());
+    if (residual_here) { rows = min(rows, residual_live()); }
+    return rows;
+#endif
+}
+
+// What the epilogue of a unit reads, so that it can be asked for before the sums are known.
+struct Operands {
+    bias: vec4<f32>,
+#if ADD
+    residual: vec4<f32>,
+#endif
+#if HEADS
+    // Whether a query is stored.
+    has_query: bool,
+    // The cache slot; negative if a key or value is not stored.
+    slot: i32,
 #if ROTATED
-    let pair = first % P.head / 2u;
-    let a = sine_and_cosine(f32(position) * frequencies_get(pair));
-    let b = sine_and_cosine(f32(position) * frequencies_get(pair + 1u));
+    // Whether the row has a position. A query or key without one is not stored.
+    has_position: bool,
+    // The sines and cosines of the two pairs.
+    rotations: vec4<f32>,
+#endif
+#endif
+}
+
+// The operands of a unit of a row; if the row does not exist they are not used.
+fn operands_of(row: u32, unit: u32, outputs: vec4<u32>) -> Operands {
+    var operands = Operands();
+    if (bias_here) {
+        for (var i = 0u; i < 4u; i += 1u) {
+            if (outputs[i] < P.outputs) { operands.bias[i] = bias_get(outputs[i]); }
+        }
+    }
+#if ADD
+    for (var i = 0u; i < 4u; i += 1u) {
+        if (outputs[i] < P.outputs) { operands.residual[i] = residual_get(row * P.residual_stride + outputs[i]); }
+    }
+#endif
+#if HEADS
+    let first = 4u * unit;
+    let slot = slots_get(row * P.slots_stride);
+    let pages = select(key_cache_live(), value_cache_live(), first >= P.query_columns + P.key_columns);
+    let has_slot = slot >= 0 && row < slots_live() && u32(slot) / P.block < pages;
+    operands.slot = select(-1, slot, has_slot);
+    operands.has_query = row < query_live();
+#if ROTATED
+    if (first < P.query_columns + P.key_columns) {
+        let position = positions_get(row * P.positions_stride);
+        operands.has_position = position >= 0 && row < positions_live();
+        let pair = first % P.head / 2u;
+        let a = sine_and_cosine(f32(position) * frequencies_get(pair));
+        let b = sine_and_cosine(f32(position) * frequencies_get(pair + 1u));
+        operands.rotations = vec4<f32>(a, b);
+    }
+#endif
+#endif
+    return operands;
+}
+
+#if HEADS
+fn rotated(y: vec4<f32>, operands: Operands, first: u32) -> vec4<f32> {
+#if ROTATED
+    let a = operands.rotations.xy;
+    let b = operands.rotations.zw;
     let scale = select(P.key_scale, P.query_scale, first < P.query_columns);
 #if ROTATED_HALVES
     return scale * vec4<f32>(y.x * a.y - y.z * a.x, y.y * b.y - y.w * b.x, y.z * a.y + y.x * a.x, y.w * b.y + y.y * b.x);
@@ -96,37 +164,31 @@ fn rotated(y: vec4<f32>, position: i32, first: u32) -> vec4<f32> {
 }
 
 // Writes a query, or a key or value to its cache slot.
-fn store_head(row: u32, unit: u32, outputs: vec4<u32>, product: vec4<f32>) {
+fn store_head(row: u32, unit: u32, outputs: vec4<u32>, operands: Operands, product: vec4<f32>) {
     let first = 4u * unit;
     let is_value = first >= P.query_columns + P.key_columns;
     var y = product;
 #if ROTATED
     if (!is_value) {
-        if (row >= positions_live()) { return; }
-        let position = positions_get(row * P.positions_stride);
-        if (position < 0) { return; }
-        y = rotated(y, position, first);
+        if (!operands.has_position) { return; }
+        y = rotated(y, operands, first);
     }
 #endif
     if (first < P.query_columns) {
-        if (row >= query_live()) { return; }
+        if (!operands.has_query) { return; }
         for (var i = 0u; i < 4u; i += 1u) { query_set(row * P.query_stride + outputs[i], y[i]); }
         return;
     }
-    if (row >= slots_live()) { return; }
-    let slot = slots_get(row * P.slots_stride);
-    if (slot < 0) { return; }
-    let page = u32(slot) / P.block;
-    let within = u32(slot) % P.block;
+    if (operands.slot < 0) { return; }
+    let page = u32(operands.slot) / P.block;
+    let within = u32(operands.slot) % P.block;
     if (is_value) {
-        if (page >= value_cache_live()) { return; }
         let at = page * P.value_cache_stride + within * P.value_slot_stride;
         for (var i = 0u; i < 4u; i += 1u) {
             let column = outputs[i] - P.query_columns - P.key_columns;
             value_cache_set(at + column / P.value_head * P.value_head_stride + column % P.value_head, y[i]);
         }
     } else {
-        if (page >= key_cache_live()) { return; }
         let at = page * P.key_cache_stride + within * P.key_slot_stride;
         for (var i = 0u; i < 4u; i += 1u) {
             let column = outputs[i] - P.query_columns;
@@ -139,14 +201,13 @@ fn store_head(row: u32, unit: u32, outputs: vec4<u32>, product: vec4<f32>) {
 // Applies the epilogue to the sums of a unit, and writes the results.
 fn finish(row: u32, unit: u32, sums: vec4<f32>) {
     let outputs = outputs_of(unit);
-    var y = sums;
-    if (bias_here) {
-        for (var i = 0u; i < 4u; i += 1u) {
-            if (outputs[i] < P.outputs) { y[i] += bias_get(outputs[i]); }
-        }
-    }
+    finish_with(operands_of(row, unit, outputs), row, unit, outputs, sums);
+}
+
+fn finish_with(operands: Operands, row: u32, unit: u32, outputs: vec4<u32>, sums: vec4<f32>) {
+    let y = sums + operands.bias;
 #if HEADS
-    store_head(row, unit, outputs, y);
+    store_head(row, unit, outputs, operands, y);
 #endif
 #if GATED_PRODUCT
 #if CONCATENATED
@@ -169,7 +230,7 @@ fn finish(row: u32, unit: u32, sums: vec4<f32>) {
         value = activated(limited_above(value));
 #endif
 #if ADD
-        value = residual_get(row * P.residual_stride + outputs[i]) + P.alpha * value;
+        value = operands.residual[i] + P.alpha * value;
 #endif
         y_set(row * P.y_stride + outputs[i], value);
     }
@@ -178,75 +239,171 @@ fn finish(row: u32, unit: u32, sums: vec4<f32>) {
 
 #if FEW
 // For few rows: one workgroup per unit of up to ROWS rows. Its threads divide the columns, so that the weight is read once and
-// consecutive threads read consecutive vectors of 16 bytes, with four loads in flight per thread.
-var<workgroup> partial: array<vec4<f32>, THREADS>;
+// consecutive threads read consecutive vectors of 16 bytes. A call of few rows takes little longer than its loads that wait for
+// each other, so a thread asks for AHEAD vectors of each output at a time first of all; then for the inputs of a single row, and
+// those that compute the epilogue for its operands.
 
-// The sum of a value of all threads of the workgroup.
-fn sum_of_group(value: vec4<f32>, lid: u32) -> vec4<f32> {
-    workgroupBarrier();
-    partial[lid] = value;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if (lid < half) { partial[lid] += partial[lid + half]; }
-        workgroupBarrier();
-    }
-    return partial[0];
+// The sums of the rows and, with a norm, the sums of the rows' squares.
+#if NORM
+const SUMS: u32 = ROWS + 1u;
+#else
+const SUMS: u32 = ROWS;
+#endif
+// Threads that add up the threads' parts of a sum.
+const ADDERS: u32 = 16u;
+
+var<workgroup> parts: array<vec4<f32>, SUMS * THREADS>;
+var<workgroup> subtotals: array<vec4<f32>, SUMS * ADDERS>;
+
+fn total_of(sum: u32) -> vec4<f32> {
+    var total = vec4<f32>();
+    for (var i = 0u; i < ADDERS; i += 1u) { total += subtotals[sum * ADDERS + i]; }
+    return total;
 }
+
+#if ONE_ROW
+// The inputs of a vector of the weight.
+fn inputs_of(row: u32, vector: u32) -> array<vec4<f32>, QUADS> {
+    var x = array<vec4<f32>, QUADS>();
+#if X_WORDS
+#each H EIGHTS
+    if ((vector * EIGHTS + $Hu) * 8u < P.inputs) {
+        let words = x_data[(row * P.x_stride + (vector * EIGHTS + $Hu) * 8u) / 8u];
+        x[2u * $Hu] = x_of(words.xy);
+        x[2u * $Hu + 1u] = x_of(words.zw);
+    }
+#endeach
+#else
+#each Q QUADS
+    if ((vector * QUADS + $Qu) * 4u < P.inputs) { x[$Qu] = x4(row, (vector * QUADS + $Qu) * 4u); }
+#endeach
+#endif
+    return x;
+}
+
+#if NORM
+// The weights of the norm of these inputs.
+fn norm_weights_of(vector: u32) -> array<vec4<f32>, QUADS> {
+    var weights = array<vec4<f32>, QUADS>();
+#each Q QUADS
+    if ((vector * QUADS + $Qu) * 4u < P.inputs) { weights[$Qu] = norm_weight4((vector * QUADS + $Qu) * 4u); }
+#endeach
+    return weights;
+}
+#endif
+#endif
 
 @compute @workgroup_size(THREADS)
 fn linear_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
     let group = flat_group(wid, nwg);
     let unit = P.first_unit + group % P.units;
     let first = group / P.units * ROWS;
-    let rows = shared_rows(lid);
-    if (first >= rows) { return; }
-    let outputs = min(outputs_of(unit), vec4<u32>(P.w_first + P.w_rows - 1u));
+    let targets = outputs_of(unit);
+    let outputs = min(targets, vec4<u32>(P.w_first + P.w_rows - 1u));
+    let vectors = P.w_row_words / 4u;
+    // A row that does not exist is computed, but not stored.
+    let last_row = P.x_rows - 1u;
+#if ONE_ROW
+    let row = min(first, last_row);
+#endif
+    var operands = Operands();
+    var rows = 0u;
     var sums = array<vec4<f32>, ROWS>();
     var squares = vec4<f32>();
-    for (var v = lid; v < P.w_row_words / 4u; v += THREADS) {
-        let column = v * 4u * w_QUADS;
-        let a = w_vector(outputs.x, v);
-        let b = w_vector(outputs.y, v);
-        let c = w_vector(outputs.z, v);
-        let d = w_vector(outputs.w, v);
+    for (var vector = 0u; vector < vectors; vector += AHEAD * THREADS) {
+#each N AHEAD
+        let v_$N = min(vector + $Nu * THREADS + lid, vectors - 1u);
+        let a_$N = w_vector(outputs.x, v_$N);
+        let b_$N = w_vector(outputs.y, v_$N);
+        let c_$N = w_vector(outputs.z, v_$N);
+        let d_$N = w_vector(outputs.w, v_$N);
 #if !SMALL_GROUPS
-        let first_column = min(column, P.inputs - 1u);
-        let a_affine = w_affine(outputs.x, first_column);
-        let b_affine = w_affine(outputs.y, first_column);
-        let c_affine = w_affine(outputs.z, first_column);
-        let d_affine = w_affine(outputs.w, first_column);
+        let first_column_$N = min(v_$N * 4u * w_QUADS, P.inputs - 1u);
+        let a_affine_$N = w_affine(outputs.x, first_column_$N);
+        let b_affine_$N = w_affine(outputs.y, first_column_$N);
+        let c_affine_$N = w_affine(outputs.z, first_column_$N);
+        let d_affine_$N = w_affine(outputs.w, first_column_$N);
 #endif
-        for (var quad = 0u; quad < w_QUADS; quad += 1u) {
-            let k = column + 4u * quad;
-            if (k >= P.inputs) { break; }
+#if ONE_ROW
+        let x_$N = inputs_of(row, v_$N);
+#if NORM
+        let norm_weights_$N = norm_weights_of(v_$N);
+#endif
+#endif
+#endeach
+        if (vector == 0u && lid < ROWS) {
+            rows = live_rows();
+            operands = operands_of(min(first + lid, last_row), unit, targets);
+        }
+#each N AHEAD
+        if (vector + $Nu * THREADS + lid < vectors) {
+#if FACTORED
+            var products = array<vec4<f32>, ROWS>();
+#endif
+#each Q QUADS
+            if ((v_$N * QUADS + $Qu) * 4u < P.inputs) {
+                let k = (v_$N * QUADS + $Qu) * 4u;
 #if SMALL_GROUPS
-            let a_affine = w_affine(outputs.x, k);
-            let b_affine = w_affine(outputs.y, k);
-            let c_affine = w_affine(outputs.z, k);
-            let d_affine = w_affine(outputs.w, k);
+                let w = mat4x4<f32>(
+                    w_quad(a_$N, $Qu, w_affine(outputs.x, k)), w_quad(b_$N, $Qu, w_affine(outputs.y, k)),
+                    w_quad(c_$N, $Qu, w_affine(outputs.z, k)), w_quad(d_$N, $Qu, w_affine(outputs.w, k)));
+#else
+#if FACTORED
+                let w = mat4x4<f32>(
+                    w_difference(a_$N, $Qu, a_affine_$N.y), w_difference(b_$N, $Qu, b_affine_$N.y),
+                    w_difference(c_$N, $Qu, c_affine_$N.y), w_difference(d_$N, $Qu, d_affine_$N.y));
+#else
+                let w = mat4x4<f32>(
+                    w_quad(a_$N, $Qu, a_affine_$N), w_quad(b_$N, $Qu, b_affine_$N),
+                    w_quad(c_$N, $Qu, c_affine_$N), w_quad(d_$N, $Qu, d_affine_$N));
 #endif
-            let w = mat4x4<f32>(w_quad(a, quad, a_affine), w_quad(b, quad, b_affine), w_quad(c, quad, c_affine), w_quad(d, quad, d_affine));
-            for (var r = 0u; r < ROWS; r += 1u) {
-                var x = x4(min(first + r, rows - 1u), k);
+#endif
+                for (var r = 0u; r < ROWS; r += 1u) {
+#if ONE_ROW
+                    var x = x_$N[$Qu];
+#else
+                    var x = x4(min(first + r, last_row), k);
+#endif
 #if NORM
-                squares[r] += dot(x, x);
-                x *= norm_weight4(k);
+                    squares[r] += dot(x, x);
+#if ONE_ROW
+                    x *= norm_weights_$N[$Qu];
+#else
+                    x *= norm_weight4(k);
 #endif
-                sums[r] += x * w;
+#endif
+#if FACTORED
+                    products[r] += x * w;
+#else
+                    sums[r] += x * w;
+#endif
+                }
             }
+#endeach
+#if FACTORED
+            let scales = vec4<f32>(a_affine_$N.x, b_affine_$N.x, c_affine_$N.x, d_affine_$N.x);
+            for (var r = 0u; r < ROWS; r += 1u) { sums[r] += scales * products[r]; }
+#endif
         }
+#endeach
     }
+    for (var r = 0u; r < ROWS; r += 1u) { parts[r * THREADS + lid] = sums[r]; }
 #if NORM
-    let scales = sum_of_group(squares, lid);
+    parts[ROWS * THREADS + lid] = squares;
 #endif
-    for (var r = 0u; r < ROWS; r += 1u) {
-        var y = sum_of_group(sums[r], lid);
-        if (lid == 0u && first + r < rows) {
+    workgroupBarrier();
+    for (var i = lid; i < SUMS * ADDERS; i += THREADS) {
+        var subtotal = vec4<f32>();
+        for (var j = i % ADDERS; j < THREADS; j += ADDERS) { subtotal += parts[i / ADDERS * THREADS + j]; }
+        subtotals[i] = subtotal;
+    }
+    workgroupBarrier();
+    if (lid < ROWS && first + lid < rows) {
+        var y = total_of(lid);
 #if NORM
-            y *= norm_scale(scales[r]);
+        y *= norm_scale(total_of(ROWS)[lid]);
 #endif
-            finish(first + r, unit, y);
-        }
+        finish_with(operands, first + lid, unit, targets, y);
     }
 }
 #endif

@@ -41,27 +41,42 @@ fn NAME_quad(vector: vec4<u32>, quad: u32, affine: vec2<f32>) -> vec4<f32> {
     return widen_bf16(select(vector.xy, vector.zw, quad == 1u));
 #endif
 #if QUANTISED
-#if INT4
-    let word = vector[quad / 2u] >> (16u * (quad % 2u));
-    let codes = (vec4<u32>(word) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u);
-    let q = vec4<f32>(codes);
 #if FLOATS
     // Twice the magnitude: 0 to 4 for the codes 0 to 4, then 6, 8 and 12, each from 4 bits of one constant.
-    let doubled = vec4<f32>((vec4<u32>(0xc8643210u) >> (4u * (codes & vec4<u32>(7u)))) & vec4<u32>(15u));
+    let word = vector[quad / 2u] >> (16u * (quad % 2u));
+    let codes = (vec4<u32>(word) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u);
+    let bits = ((vec4<u32>(0xc8643210u) >> (4u * (codes & vec4<u32>(7u)))) & vec4<u32>(15u)) | vec4<u32>(0x4b000000u);
+    let doubled = bitcast<vec4<f32>>(bits) - 8388608.0;
     return affine.x * select(doubled, -doubled, codes > vec4<u32>(7u));
-#endif
 #else
-    let q = vec4<f32>((vec4<u32>(vector[quad]) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u));
-#endif
-#if !FLOATS
 #if MINIMUM
-    return affine.x * q + affine.y;
+    return affine.x * NAME_difference(vector, quad, 0.0) + affine.y;
 #else
-    return affine.x * (q - affine.y);
+    return affine.x * NAME_difference(vector, quad, affine.y);
 #endif
 #endif
 #endif
 }
+
+#if QUANTISED
+#if !FLOATS
+// The integers of a quad of a vector less the zero point. The bits of an integer become the lowest ones of the significand of a
+// power of two, which is subtracted with the zero point: where conversions of integers are slow, that is faster.
+fn NAME_difference(vector: vec4<u32>, quad: u32, zero: f32) -> vec4<f32> {
+#if INT4
+    // Of 2^23, 2^19, 2^15 and 2^11, in which the integers' places stand for 1 to 8.
+    let word = vector[quad / 2u] >> (16u * (quad % 2u));
+    let bits = (vec4<u32>(word) & vec4<u32>(0xfu, 0xf0u, 0xf00u, 0xf000u)) | vec4<u32>(0x4b000000u, 0x49000000u, 0x47000000u, 0x45000000u);
+    return bitcast<vec4<f32>>(bits) - (vec4<f32>(8388608.0, 524288.0, 32768.0, 2048.0) + zero);
+#else
+    // Of 2^23 and 2^15, in which the integers' places stand for 1 to 128.
+    let words = vec4<u32>(vec2<u32>(vector[quad]), vec2<u32>(vector[quad] >> 16u));
+    let bits = (words & vec4<u32>(0xffu, 0xff00u, 0xffu, 0xff00u)) | vec4<u32>(0x4b000000u, 0x47000000u, 0x4b000000u, 0x47000000u);
+    return bitcast<vec4<f32>>(bits) - (vec4<f32>(8388608.0, 32768.0, 8388608.0, 32768.0) + zero);
+#endif
+}
+#endif
+#endif
 
 // Four consecutive elements of a row, from a column that is a multiple of 4.
 fn NAME_get4(row: u32, column: u32) -> vec4<f32> {

@@ -15,8 +15,8 @@ use wgpu::{
     ExperimentalFeatures, MemoryHints, PollError, PollType, Queue, SubmissionIndex, Trace,
 };
 
-/// Bytes of the placeholder buffer for empty tensors.
-const STAND_IN_BYTES: u64 = 256;
+/// Bytes of the placeholder buffer for empty tensors. Kernels may read, but not use, the first row of one.
+const STAND_IN_BYTES: u64 = 64 << 10;
 
 /// The longest wait for accepted work after a fault, before the fault is reported as it is.
 const LOSS_PATIENCE: Duration = Duration::from_secs(5);

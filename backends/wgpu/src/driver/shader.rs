@@ -4,8 +4,8 @@
 //!
 //! - every tensor of a dispatch gets a binding, and functions that read and write its elements as f32 (or i32, u32),
 //!   whatever type is stored;
-//! - parameters of a call become a uniform struct `P`, numbers that select a pipeline become `override` constants, and
-//!   numbers that size arrays of a function become `const`;
+//! - parameters of a call become a uniform struct `P`, or a constant `P` if a pipeline is compiled for them; numbers that select a
+//!   pipeline become `override` constants, and numbers that size arrays of a function become `const`;
 //! - lines between `#if NAME` and `#endif` (with an optional `#else`) are kept only if the flag `NAME` is set, or, for
 //!   `#if !NAME`, is not set;
 //! - lines between `#each N COUNT` and `#endeach` are repeated as often as the constant `COUNT` says, with the number of the
@@ -186,6 +186,24 @@ pub(crate) enum ParamType {
     F32,
 }
 
+impl ParamType {
+    /// The WGSL type.
+    fn name(self) -> &'static str {
+        match self {
+            Self::U32 => "u32",
+            Self::F32 => "f32",
+        }
+    }
+
+    /// The WGSL literal of a value, which is finite.
+    fn literal(self, bits: u32) -> String {
+        match self {
+            Self::U32 => format!("{bits}u"),
+            Self::F32 => format!("{:e}f", f32::from_bits(bits)),
+        }
+    }
+}
+
 /// A shader without the values of its `override` constants.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shader {
@@ -197,6 +215,8 @@ pub(crate) struct Shader {
     pub(crate) tensors: Vec<Tensor>,
     /// The fields of the uniform struct.
     pub(crate) params: Vec<(String, ParamType)>,
+    /// The parameters that are constants, if there are any, with the bits of their values.
+    pub(crate) fixed: Vec<(String, ParamType, u32)>,
     /// The names of the `override` constants.
     pub(crate) overrides: Vec<&'static str>,
     /// The `const` numbers.
@@ -238,13 +258,19 @@ impl Shader {
         }
         text.push_str("struct Params {\n");
         for (name, kind) in &self.params {
-            let kind = match kind {
-                ParamType::U32 => "u32",
-                ParamType::F32 => "f32",
-            };
-            let _ = writeln!(text, "    {name}: {kind},");
+            let _ = writeln!(text, "    {name}: {},", kind.name());
         }
         text.push_str("}\n");
+        // The uniform holds what is known only when a call is bound, if the other parameters are constants.
+        let uniform = if self.fixed.is_empty() { "P" } else { "E" };
+        if !self.fixed.is_empty() {
+            text.push_str("struct Fixed {\n");
+            for (name, kind, _) in &self.fixed {
+                let _ = writeln!(text, "    {name}: {},", kind.name());
+            }
+            let values: Vec<String> = self.fixed.iter().map(|(_, kind, bits)| kind.literal(*bits)).collect();
+            let _ = writeln!(text, "}}\nconst P = Fixed({});", values.join(", "));
+        }
         let mut binding = 0;
         for tensor in self.bound() {
             let (name, array) = (tensor.name, tensor.element.array(tensor.vectors));
@@ -261,7 +287,7 @@ impl Shader {
                 writeln!(text, "@group(0) @binding({binding}) var<storage, read_write> extents: array<i32>;");
             binding += 1;
         }
-        let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> P: Params;");
+        let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> {uniform}: Params;");
         for tensor in &self.tensors {
             let (name, present) = (tensor.name, tensor.present);
             let _ = writeln!(text, "const {name}_here: bool = {present};");
@@ -281,7 +307,7 @@ impl Shader {
             let _ = if tensor.bounded {
                 writeln!(
                     text,
-                    "fn {name}_live() -> u32 {{ if (P.{name}_extent == 0xffffffffu) {{ return P.{name}_rows; }} return min(u32(max(extents[P.{name}_extent], 0)), P.{name}_rows); }}"
+                    "fn {name}_live() -> u32 {{ let at = {uniform}.{name}_extent; let count = u32(max(extents[select(at, 0u, at == NONE)], 0)); return select(min(count, P.{name}_rows), P.{name}_rows, at == NONE); }}"
                 )
             } else {
                 writeln!(text, "fn {name}_live() -> u32 {{ return P.{name}_rows; }}")

@@ -98,6 +98,7 @@ fn move_bytes(
         parts: vec![SOURCE],
         entry: "move_bytes",
         tensors: vec![tensor("source"), tensor("target")],
+        fixed: Vec::new(),
         params: names.map(|name| (name.to_owned(), ParamType::U32)).to_vec(),
         overrides: Vec::new(),
         constants: Vec::new(),

@@ -1,6 +1,9 @@
 //! Attention over the paged KV cache and within sequences.
 
-use super::launch::{CallPlan, Launch, Value};
+use super::{
+    launch::{CallPlan, Launch, Value},
+    linear,
+};
 use crate::driver::{
     adapter::{DeviceSpec, Matrices},
     shader::{EMULATED, MATRICES},
@@ -20,7 +23,11 @@ const BY_MATRICES: &str = include_str!("../../kernels/attention_matrices.wgsl");
 /// rows.
 const THREADS: usize = 256;
 /// Words of workgroup memory besides those of a query head.
-const SHARED_WORDS: usize = 3 * THREADS + 8;
+const SHARED_WORDS: usize = 7 * THREADS + 32;
+/// Values that a thread loads before it knows their weights.
+const EARLY: usize = 16;
+/// Values that a thread loads at a time once it knows their weights.
+const LATE: usize = 8;
 
 /// Rows of a tile of the kernels for many rows of a sequence.
 const TILE_ROWS: usize = 64;
@@ -77,7 +84,14 @@ fn of_heads(
     launch.shader.constants.push(("THREADS", constant(THREADS)));
     launch.shader.constants.push(("KEY_SIZE", constant(key_size)));
     launch.shader.constants.push(("QUADS", constant(key_size.div_ceil(4))));
-    launch.shader.constants.push(("VALUES", constant(value_size.div_ceil(64))));
+    let quads = value_size.div_ceil(4).max(1);
+    let columns = quads.min(THREADS);
+    let early = EARLY.min(columns);
+    launch
+        .shader
+        .constants
+        .extend([("COLUMNS", constant(columns)), ("ROUNDS", constant(quads.div_ceil(columns)))]);
+    launch.shader.constants.extend([("EARLY", constant(early)), ("LATE", constant(LATE)), ("FOUR", 4)]);
     with_attributes(launch, op, key_size, value_size)
 }
 
@@ -92,16 +106,15 @@ fn of_tiles(
     let (query, keys) = (tensor(call, 0)?, tensor(call, 1)?);
     let rows_of = |tensor: &TensorDesc| tensor.shape.first().copied().unwrap_or(0);
     let (rows, sequences) = (rows_of(query), rows_of(tensor(call, 3)?));
-    let inner =
-        |tensor: &TensorDesc| tensor.strides.iter().rev().skip(1).all(|stride| stride.is_multiple_of(4));
     let (key_quads, quads) = (key_size / 4, value_size / 4);
     let limit = spec.limits.max_compute_workgroup_storage_size as usize;
     // A step of generation has a row for each sequence.
     let suits = rows >= MANY_ROWS
         && rows > sequences
         && op.mask != AttentionMask::Explicit
-        && [key_size, value_size].iter().all(|size| *size > 0 && size.is_multiple_of(4))
-        && [query, keys, values].into_iter().all(inner)
+        && [(query, key_size), (keys, key_size), (values, value_size)]
+            .iter()
+            .all(|(tensor, size)| in_fours(tensor, *size))
         && value_size <= LARGEST_TILE_VALUES;
     let by_matrices = spec.matrices.is_some()
         && [query, keys, values].iter().all(|tensor| tensor.dtype == DType::F16)
@@ -142,17 +155,29 @@ fn with_attributes(launch: Launch, op: &Attributes, key_size: usize, value_size:
         .flag("EXPLICIT", op.mask == AttentionMask::Explicit))
 }
 
-/// Adds the query and the keys, operands 0 and 1. Four elements are read at a time if all heads begin at multiples of four.
-fn query_and_keys(launch: Launch, call: &CallDesc, key_size: usize) -> Result<Launch> {
-    let (query, keys) = (tensor(call, 0)?, tensor(call, 1)?);
-    let strides = query.strides.iter().rev().skip(1).chain(keys.strides.iter().rev().skip(1));
-    let vectors = key_size > 0
-        && key_size.is_multiple_of(4)
-        && strides.into_iter().all(|stride| stride.is_multiple_of(4));
-    let launch = launch.flag("VECTORS", vectors);
-    match vectors {
-        true => launch.vectors("query", call, 0)?.vectors("key", call, 1),
-        false => launch.operand("query", call, 0)?.operand("key", call, 1),
+/// Whether rows of a tensor can be read four elements at a time: those of a head begin at multiples of four.
+fn in_fours(tensor: &TensorDesc, size: usize) -> bool {
+    let strides = tensor.strides.iter().rev().skip(1);
+    size > 0 && size.is_multiple_of(4) && strides.into_iter().all(|stride| stride.is_multiple_of(4))
+}
+
+/// Adds the query and the keys, operands 0 and 1, and the values.
+fn factors(
+    launch: Launch,
+    call: &CallDesc,
+    key_size: usize,
+    (value_index, value_size): (usize, usize),
+) -> Result<Launch> {
+    let vectors = in_fours(tensor(call, 0)?, key_size) && in_fours(tensor(call, 1)?, key_size);
+    let value_vectors = in_fours(tensor(call, value_index)?, value_size);
+    let launch = launch.flag("VECTORS", vectors).flag("VALUE_VECTORS", value_vectors);
+    let launch = match vectors {
+        true => launch.vectors("query", call, 0)?.vectors("key", call, 1)?,
+        false => launch.operand("query", call, 0)?.operand("key", call, 1)?,
+    };
+    match value_vectors {
+        true => launch.vectors("value", call, value_index),
+        false => launch.operand("value", call, value_index),
     }
 }
 
@@ -199,7 +224,8 @@ pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, spec: &Devic
     let mut plan = Vec::new();
     let tiles = of_tiles(call, &attributes, key_size, (values, value_size), spec)?;
     // All rows are of one sequence, if there is one, so that there are few only if the step has few.
-    let sequences = tensor(call, 3)?.shape.first().copied().unwrap_or(0);
+    let first_of = |index| -> Result<usize> { Ok(tensor(call, index)?.shape.first().copied().unwrap_or(0)) };
+    let (rows, sequences) = (first_of(0)?, first_of(3)?);
     let many = if sequences == 1 { 1 } else { MANY_ROWS };
     let rest = if tiles.is_some() { many } else { u32::MAX as usize };
     if let Some(launch) = tiles {
@@ -209,8 +235,9 @@ pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, spec: &Devic
     }
     if rest > 1 {
         let launch = of_heads(call, &attributes, key_size, value_size, shared_bytes)?;
-        let launch = query_and_keys(launch, call, key_size)?.operand("value", call, value_index)?;
-        plan.push(finish(launch, rest)?);
+        let launch = factors(launch, call, key_size, (value_index, value_size))?;
+        let launch = finish(launch, rest)?;
+        plan.push(if rows <= linear::FEW_ROWS { launch.fixed() } else { launch });
     }
     Ok(plan.into())
 }
@@ -229,9 +256,9 @@ pub(super) fn attention(op: &Attention, call: &CallDesc, shared_bytes: u32) -> R
         Ok(width / (op.kv_heads as usize).max(1))
     };
     let mut launch = of_heads(call, &attributes, size(1)?, size(2)?, shared_bytes)?;
-    launch = query_and_keys(launch, call, size(1)?)?;
-    for (index, name) in ["value", "start", "queries", "alibi"].into_iter().enumerate() {
-        launch = launch.operand(name, call, 2 + index)?;
+    launch = factors(launch, call, size(1)?, (2, size(2)?))?;
+    for (index, name) in ["start", "queries", "alibi"].into_iter().enumerate() {
+        launch = launch.operand(name, call, 3 + index)?;
     }
     // The shader is shared with `paged_attention`, which has sinks. This op has none, and no operand has this index.
     let launch = launch.operand("sinks", call, usize::MAX)?;

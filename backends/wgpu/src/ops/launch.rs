@@ -117,6 +117,7 @@ impl Launch {
             entry,
             tensors: Vec::new(),
             params: Vec::new(),
+            fixed: Vec::new(),
             overrides: Vec::new(),
             constants: Vec::new(),
             flags: Vec::new(),
@@ -261,6 +262,38 @@ impl Launch {
     /// Sets the number of workgroups.
     pub(crate) fn groups(mut self, groups: usize) -> Self {
         self.groups = groups as u64;
+        self
+    }
+
+    /// Compiles the parameters that are known by now into the shader, which then computes with them what it would compute at run
+    /// time, and does not wait for them. For shaders that run for so short a time that this counts, and have few distinct shapes.
+    pub(crate) fn fixed(mut self) -> Self {
+        let is_finite =
+            |kind: ParamType, word: u32| kind == ParamType::U32 || f32::from_bits(word).is_finite();
+        let bound: Vec<usize> = self.slots.iter().filter_map(|slot| slot.extent).collect();
+        let all = std::mem::take(&mut self.shader.params).into_iter().zip(std::mem::take(&mut self.words));
+        let all: Vec<((String, ParamType), u32)> = all.collect();
+        if !all.iter().all(|((_, kind), word)| is_finite(*kind, *word)) {
+            (self.shader.params, self.words) = all.into_iter().unzip();
+            return self;
+        }
+        for (index, ((name, kind), word)) in all.into_iter().enumerate() {
+            if !bound.contains(&index) {
+                self.shader.fixed.push((name, kind, word));
+                continue;
+            }
+            let place = Some(self.words.len());
+            self.slots
+                .iter_mut()
+                .filter(|slot| slot.extent == Some(index))
+                .for_each(|slot| slot.extent = place);
+            self.shader.params.push((name, kind));
+            self.words.push(word);
+        }
+        if self.words.is_empty() {
+            // A struct has at least one field.
+            self = self.param("unused", Value::U32(0));
+        }
         self
     }
 

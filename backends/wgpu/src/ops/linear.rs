@@ -5,9 +5,9 @@ use super::{
     launch::{CallPlan, Launch, Value},
     matrices, rope, weight,
 };
-use crate::driver::adapter::DeviceSpec;
+use crate::driver::{adapter::DeviceSpec, shader::WeightElement};
 use dsrun_core::{
-    Error, Result,
+    DType, Error, Result,
     kernels::{CallDesc, OperandDesc},
     op::{GateLayout, RmsNorm, Rope, RopePairing},
     region::well_known::{Heads, MlpActivation},
@@ -77,7 +77,7 @@ impl Tiling {
     /// Adds the grid's parameters to a dispatch.
     pub(super) fn apply(&self, mut launch: Launch, layout: &weight::Layout) -> Result<Launch> {
         if self.few {
-            launch.shader.constants.push(("THREADS", threads_of_few(layout)));
+            launch.shader.constants.push(("THREADS", threads_of_few(layout, self.at_once)));
             launch.shader.constants.push(("ROWS", self.at_once as u32));
         }
         let launch = launch.size("first_unit", self.first_unit)?.size("units", self.units)?;
@@ -137,9 +137,19 @@ fn part_of(
     let entry = if tiling.few { "linear_few" } else { "linear_many" };
     let vectors =
         inputs.is_multiple_of(4) && x.strides.first().is_some_and(|stride| stride.is_multiple_of(4));
-    let groups = if inputs == 0 && tiling.few { 0 } else { tiling.groups };
-    let mut launch = tiling.apply(Launch::new(SOURCE, entry).groups(groups), part)?;
+    // A single row of 16-bit elements can be read eight elements at a time, as most weights are.
+    let in_eights = tiling.few
+        && tiling.at_once == 1
+        && vectors
+        && inputs.is_multiple_of(8)
+        && x.strides.first().is_some_and(|stride| stride.is_multiple_of(8))
+        && matches!(x.dtype, DType::F16 | DType::BF16)
+        && part.quads() > 1;
+    let mut launch = tiling.apply(Launch::new(SOURCE, entry).groups(tiling.groups), part)?;
     launch = if vectors { launch.vectors("x", call, 0)? } else { launch.operand("x", call, 0)? };
+    if in_eights {
+        launch = launch.words();
+    }
     launch = launch.weight_part("w", fused.weight, index, Some(part))?;
     launch = launch.operand("bias", call, fused.bias.unwrap_or(usize::MAX))?;
     if let Some(norm) = &fused.norm {
@@ -157,12 +167,36 @@ fn part_of(
     }
     launch = launch.size("inputs", inputs)?.size("outputs", outputs)?;
     launch = launch.flag("SMALL_GROUPS", part.has_small_groups()).flag("VECTORS", vectors);
+    if tiling.few {
+        let (ahead, quads) = (vectors_ahead(part, tiling.at_once), part.quads() as u32);
+        launch.shader.constants.extend([("AHEAD", ahead), ("QUADS", quads), ("EIGHTS", quads / 2)]);
+        let factored = matches!(part.element, WeightElement::Integers { minimum: false, .. });
+        launch = launch.flag("ONE_ROW", tiling.at_once == 1);
+        // Where a vector has one scale, it is a factor of the vector's sum.
+        launch = launch.flag("FACTORED", factored && !part.has_small_groups());
+        if inputs == 0 {
+            launch = launch.groups(0);
+        }
+        let launch = launch.flag("X_WORDS", in_eights).flag("X_BF16", x.dtype == DType::BF16);
+        return Ok(epilogue(launch, fused, call, outputs)?.fixed());
+    }
     epilogue(launch, fused, call, outputs)
 }
 
-/// Threads of a workgroup of the kernel for few rows: each reads at least two vectors of a weight row.
-pub(super) fn threads_of_few(layout: &weight::Layout) -> u32 {
-    (layout.row_words / 4).div_ceil(2).next_power_of_two().clamp(32, 128) as u32
+/// Threads of a workgroup of the kernels for few rows, `at_once` of which it computes together: each reads at least two vectors of a
+/// weight row, or one if that is as many elements. The numbers are those that were fastest on one GPU. The parts of the sums of
+/// several rows take at most 10 KB of workgroup memory this way, which every adapter has.
+pub(super) fn threads_of_few(layout: &weight::Layout, at_once: usize) -> u32 {
+    let many_elements = layout.quads() > 4;
+    let each = if many_elements { 1 } else { 2 };
+    let most = if many_elements || at_once > 1 { 128 } else { 256 };
+    (layout.row_words / 4).div_ceil(each).next_power_of_two().clamp(32, most) as u32
+}
+
+/// Vectors of each output for which a thread of `linear_few` asks at a time, as many as its registers hold with their inputs.
+fn vectors_ahead(layout: &weight::Layout, at_once: usize) -> u32 {
+    let each = (layout.row_words / 4).div_ceil(threads_of_few(layout, at_once) as usize);
+    each.clamp(1, if layout.quads() > 4 { 1 } else { 2 }) as u32
 }
 
 fn epilogue(launch: Launch, fused: &FusedLinear, call: &CallDesc, outputs: usize) -> Result<Launch> {
