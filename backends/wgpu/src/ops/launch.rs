@@ -303,3 +303,21 @@ impl Launch {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_no_literal_has_stay_in_the_uniform() {
+        let launch = || Launch::new("", "entry").param("count", Value::U32(7));
+        let fixed = launch().param("scale", Value::F32(-0.0)).fixed();
+        assert_eq!(fixed.shader.fixed.len(), 2);
+        assert!(fixed.shader.source().contains("const P = Fixed(7u, -0e0f);"));
+        // The uniform is not empty.
+        assert_eq!(fixed.words, [0]);
+        let open = launch().param("limit", Value::F32(f32::INFINITY)).fixed();
+        assert!(open.shader.fixed.is_empty());
+        assert_eq!(open.words, [7, f32::INFINITY.to_bits()]);
+    }
+}

@@ -292,3 +292,6 @@ fn head_results(launch: Launch, heads: &Heads, first: usize, call: &CallDesc) ->
     }
     Ok(launch)
 }
+
+#[cfg(test)]
+mod tests;
