@@ -5,8 +5,10 @@
 // earlier ones. The sums of the threads and teams are added at the end.
 
 const TEAMS: u32 = THREADS / COLUMNS;
-// Threads whose parts of a maximum or sum all threads read.
-const ADDERS: u32 = 16u;
+
+// What reduce.wgsl adds up.
+alias Reduced = f32;
+const SUMS: u32 = 1u;
 
 #if VECTORS
 var<workgroup> query_shared: array<vec4<f32>, QUADS>;
@@ -19,42 +21,12 @@ var<workgroup> key_places: array<u32, THREADS>;
 var<workgroup> value_places: array<u32, THREADS>;
 // Four parts of the product of each key of a tile; at the end, the sums of each thread.
 var<workgroup> parts: array<f32, 4u * THREADS>;
-var<workgroup> subtotals: array<f32, ADDERS>;
 // The index of the row's sequence plus one; 0 if it belongs to none.
 var<workgroup> found_shared: atomic<u32>;
 var<workgroup> sequence_shared: Sequence;
 
 // A sequence: its index, its first row, its rows in this step, and its keys.
 struct Sequence { index: u32, start: i32, queries: i32, length: i32 }
-
-fn largest_of_group(value: f32, lid: u32) -> f32 {
-    weights[lid] = value;
-    workgroupBarrier();
-    if (lid < ADDERS) {
-        var largest = weights[lid];
-        for (var i = lid + ADDERS; i < THREADS; i += ADDERS) { largest = max(largest, weights[i]); }
-        subtotals[lid] = largest;
-    }
-    workgroupBarrier();
-    var largest = subtotals[0];
-    for (var i = 1u; i < ADDERS; i += 1u) { largest = max(largest, subtotals[i]); }
-    return largest;
-}
-
-fn sum_of_group(value: f32, lid: u32) -> f32 {
-    workgroupBarrier();
-    weights[lid] = value;
-    workgroupBarrier();
-    if (lid < ADDERS) {
-        var sum = 0.0;
-        for (var i = lid; i < THREADS; i += ADDERS) { sum += weights[i]; }
-        subtotals[lid] = sum;
-    }
-    workgroupBarrier();
-    var sum = 0.0;
-    for (var i = 0u; i < ADDERS; i += 1u) { sum += subtotals[i]; }
-    return sum;
-}
 
 fn sequences() -> u32 {
     let count = min(start_live(), queries_live());
@@ -253,7 +225,6 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
         var rescale = 1.0;
         if (!is_minus_infinity(largest)) { rescale = exp_of(largest - next); }
         total = total * rescale + weight;
-        workgroupBarrier();
         weights[lid] = weight;
         workgroupBarrier();
         if (team < TEAMS) {

@@ -56,19 +56,12 @@ fn finish(row: u32, slot: u32, matrix: u32, first: u32, sums: vec4<f32>) {
 
 #if FEW
 // For few rows of each matrix: one workgroup per four outputs of an assignment. Its threads divide the columns.
-var<workgroup> partial: array<vec4<f32>, THREADS>;
-var<workgroup> matrix_shared: u32;
 
-fn sum_of_group(value: vec4<f32>, lid: u32) -> vec4<f32> {
-    workgroupBarrier();
-    partial[lid] = value;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if (lid < half) { partial[lid] += partial[lid + half]; }
-        workgroupBarrier();
-    }
-    return partial[0];
-}
+// What reduce.wgsl adds up.
+alias Reduced = vec4<f32>;
+const SUMS: u32 = 1u;
+
+var<workgroup> matrix_shared: u32;
 
 @compute @workgroup_size(THREADS)
 fn experts_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {

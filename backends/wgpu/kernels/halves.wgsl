@@ -5,34 +5,12 @@
 //
 // Bytes: x two or three times (from a cache but the first time), and the f16 once.
 
-var<workgroup> partial: array<f32, 256>;
+// What reduce.wgsl adds up.
+alias Reduced = f32;
+const SUMS: u32 = 1u;
+const THREADS: u32 = 256u;
+
 var<workgroup> rows_shared: u32;
-
-#if NORM
-fn sum_of_group(value: f32, lid: u32) -> f32 {
-    workgroupBarrier();
-    partial[lid] = value;
-    workgroupBarrier();
-    for (var half = 128u; half > 0u; half /= 2u) {
-        if (lid < half) { partial[lid] += partial[lid + half]; }
-        workgroupBarrier();
-    }
-    return partial[0];
-}
-#endif
-
-#if SCALED
-fn largest_of_group(value: f32, lid: u32) -> f32 {
-    workgroupBarrier();
-    partial[lid] = value;
-    workgroupBarrier();
-    for (var half = 128u; half > 0u; half /= 2u) {
-        if (lid < half) { partial[lid] = max(partial[lid], partial[lid + half]); }
-        workgroupBarrier();
-    }
-    return partial[0];
-}
-#endif
 
 fn weighted4(row: u32, quad: u32) -> vec4<f32> {
     let x = x_get4(row * (P.x_stride / 4u) + quad);

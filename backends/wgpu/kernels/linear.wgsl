@@ -243,23 +243,13 @@ fn finish_with(operands: Operands, row: u32, unit: u32, outputs: vec4<u32>, sums
 // each other, so a thread asks for AHEAD vectors of each output at a time first of all; then for the inputs of a single row, and
 // those that compute the epilogue for its operands.
 
-// The sums of the rows and, with a norm, the sums of the rows' squares.
+// What reduce.wgsl adds up: the sums of the rows and, with a norm, those of the rows' squares.
+alias Reduced = vec4<f32>;
 #if NORM
 const SUMS: u32 = ROWS + 1u;
 #else
 const SUMS: u32 = ROWS;
 #endif
-// Threads that add up the threads' parts of a sum.
-const ADDERS: u32 = 16u;
-
-var<workgroup> parts: array<vec4<f32>, SUMS * THREADS>;
-var<workgroup> subtotals: array<vec4<f32>, SUMS * ADDERS>;
-
-fn total_of(sum: u32) -> vec4<f32> {
-    var total = vec4<f32>();
-    for (var i = 0u; i < ADDERS; i += 1u) { total += subtotals[sum * ADDERS + i]; }
-    return total;
-}
 
 #if ONE_ROW
 // The inputs of a vector of the weight.
@@ -387,17 +377,11 @@ fn linear_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nw
         }
 #endeach
     }
-    for (var r = 0u; r < ROWS; r += 1u) { parts[r * THREADS + lid] = sums[r]; }
+    for (var r = 0u; r < ROWS; r += 1u) { reduced[r * THREADS + lid] = sums[r]; }
 #if NORM
-    parts[ROWS * THREADS + lid] = squares;
+    reduced[ROWS * THREADS + lid] = squares;
 #endif
-    workgroupBarrier();
-    for (var i = lid; i < SUMS * ADDERS; i += THREADS) {
-        var subtotal = vec4<f32>();
-        for (var j = i % ADDERS; j < THREADS; j += ADDERS) { subtotal += parts[i / ADDERS * THREADS + j]; }
-        subtotals[i] = subtotal;
-    }
-    workgroupBarrier();
+    add_up(lid);
     if (lid < ROWS && first + lid < rows) {
         var y = total_of(lid);
 #if NORM

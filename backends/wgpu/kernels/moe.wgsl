@@ -1,6 +1,11 @@
 // The router of a mixture of experts, the grouping of assignments by expert, and the weighted sum of a token's experts.
 
 #if ROUTE
+// What reduce.wgsl adds up.
+alias Reduced = f32;
+const SUMS: u32 = 1u;
+const THREADS: u32 = 64u;
+
 // One workgroup of 64 threads per row. Logits, keys and the experts that are still selectable are in workgroup memory.
 var<workgroup> logit: array<f32, EXPERTS>;
 var<workgroup> key: array<f32, EXPERTS>;
@@ -9,32 +14,9 @@ var<workgroup> group_key: array<f32, GROUPS>;
 var<workgroup> group_free: array<u32, GROUPS>;
 var<workgroup> chosen: array<i32, SLOTS>;
 var<workgroup> share: array<f32, SLOTS>;
-var<workgroup> reduced: array<f32, 64>;
-var<workgroup> reduced_index: array<u32, 64>;
+var<workgroup> reduced_index: array<u32, THREADS>;
 var<workgroup> unsound_shared: atomic<u32>;
 var<workgroup> rows_shared: u32;
-
-fn sum_of_group(value: f32, lid: u32) -> f32 {
-    workgroupBarrier();
-    reduced[lid] = value;
-    workgroupBarrier();
-    for (var half = 32u; half > 0u; half /= 2u) {
-        if (lid < half) { reduced[lid] += reduced[lid + half]; }
-        workgroupBarrier();
-    }
-    return reduced[0];
-}
-
-fn largest_of_group(value: f32, lid: u32) -> f32 {
-    workgroupBarrier();
-    reduced[lid] = value;
-    workgroupBarrier();
-    for (var half = 32u; half > 0u; half /= 2u) {
-        if (lid < half) { reduced[lid] = max(reduced[lid], reduced[lid + half]); }
-        workgroupBarrier();
-    }
-    return reduced[0];
-}
 
 // The index of the largest of all threads' values, the lowest of equals; 0 if all indices are NONE.
 fn index_of_largest(value: f32, index: u32, lid: u32) -> u32 {

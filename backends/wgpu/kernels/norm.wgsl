@@ -1,22 +1,14 @@
-// Norms. A workgroup of 128 threads normalises one group of `width` features of a row: a tree reduction, then the scaled
+// Norms. A workgroup of 128 threads normalises one group of `width` features of a row: a sum over its threads, then the scaled
 // elements.
 //
 // Bytes: x twice (the second time from a cache) and y once.
 
-var<workgroup> partial: array<f32, 128>;
-var<workgroup> rows_shared: u32;
+// What reduce.wgsl adds up.
+alias Reduced = f32;
+const SUMS: u32 = 1u;
+const THREADS: u32 = 128u;
 
-// The sum of a value of all threads of the workgroup.
-fn sum_of_group(value: f32, lid: u32) -> f32 {
-    workgroupBarrier();
-    partial[lid] = value;
-    workgroupBarrier();
-    for (var half = 64u; half > 0u; half /= 2u) {
-        if (lid < half) { partial[lid] += partial[lid + half]; }
-        workgroupBarrier();
-    }
-    return partial[0];
-}
+var<workgroup> rows_shared: u32;
 
 // The number of valid rows, as a value that is uniform over the workgroup.
 fn shared_rows(lid: u32) -> u32 {

@@ -1,11 +1,15 @@
 // Quantised activations: a scale and signed bytes for each row, and linear layers over them with exact integer sums.
 
 #if QUANTISE
-// A workgroup of 128 threads quantises a row: the largest magnitude by a tree reduction, then four integers per thread at a time.
+// A workgroup of 128 threads quantises a row: the largest magnitude, then four integers per thread at a time.
 //
 // Bytes: x twice (the second time from a cache) and y once.
 
-var<workgroup> partial: array<u32, 128>;
+// What reduce.wgsl compares.
+alias Reduced = u32;
+const SUMS: u32 = 1u;
+const THREADS: u32 = 128u;
+
 var<workgroup> rows_shared: u32;
 
 // The quotient of two positive finite floats, rounded to nearest with ties to even, as its bits. The built-in division may be off by
@@ -89,14 +93,8 @@ fn quant_per_token(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroup
     // Magnitudes are compared as bits: the order is the same, and adapters do not flush subnormal bits.
     var largest = 0u;
     for (var i = lid; i < P.columns; i += 128u) { largest = max(largest, bitcast<u32>(x_get(x + i)) & 0x7fffffffu); }
-    partial[lid] = largest;
-    workgroupBarrier();
-    for (var half = 64u; half > 0u; half /= 2u) {
-        if (lid < half) { partial[lid] = max(partial[lid], partial[lid + half]); }
-        workgroupBarrier();
-    }
     // The divisor is 127.
-    let scale = exact_quotient(partial[0], 0x42fe0000u);
+    let scale = exact_quotient(largest_of_group(largest, lid), 0x42fe0000u);
     if (lid == 0u) { scales_set(row * P.scales_stride, bitcast<f32>(scale)); }
     let y = row * P.y_stride;
     for (var i = 4u * lid; i < P.columns; i += 512u) {
@@ -172,18 +170,10 @@ fn scaled(sum: i32, x_scale: f32, w_scale: f32) -> f32 {
 
 #if FEW
 // For few rows: one workgroup per four outputs of up to ROWS rows. Its threads divide the columns.
-var<workgroup> partial: array<vec4<i32>, THREADS>;
 
-fn sum_of_group(value: vec4<i32>, lid: u32) -> vec4<i32> {
-    workgroupBarrier();
-    partial[lid] = value;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if (lid < half) { partial[lid] += partial[lid + half]; }
-        workgroupBarrier();
-    }
-    return partial[0];
-}
+// What reduce.wgsl adds up.
+alias Reduced = vec4<i32>;
+const SUMS: u32 = ROWS;
 
 @compute @workgroup_size(THREADS)
 fn linear_w8a8_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -204,10 +194,9 @@ fn linear_w8a8_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroup
             sums[r] += vec4<i32>(dot16(x, a), dot16(x, b), dot16(x, c), dot16(x, d));
         }
     }
-    for (var r = 0u; r < ROWS; r += 1u) {
-        let y = sum_of_group(sums[r], lid);
-        if (lid == 0u && first + r < rows) { finish(first + r, unit, y); }
-    }
+    for (var r = 0u; r < ROWS; r += 1u) { reduced[r * THREADS + lid] = sums[r]; }
+    add_up(lid);
+    if (lid < ROWS && first + lid < rows) { finish(first + lid, unit, total_of(lid)); }
 }
 #endif
 

@@ -35,7 +35,6 @@ fn logit_process(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups)
 #if ROWS
 var<workgroup> best_value: array<f32, THREADS>;
 var<workgroup> best_token: array<u32, THREADS>;
-var<workgroup> sums: array<f32, THREADS>;
 var<workgroup> row_count: u32;
 
 struct Best { value: f32, token: u32 }
@@ -84,6 +83,10 @@ fn argmax(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: v
 #endif
 
 #if SAMPLE
+// What reduce.wgsl adds up.
+alias Reduced = f32;
+const SUMS: u32 = 1u;
+
 // The weights of the tokens by a digit, the lower and the upper word of each.
 var<workgroup> low_bins: array<atomic<u32>, 256>;
 var<workgroup> high_bins: array<atomic<u32>, 256>;
@@ -112,17 +115,6 @@ fn keeps(cut: Cut, key: u32, token: u32) -> bool {
 // Whether a token with this logit can be sampled.
 fn is_candidate(x: f32) -> bool {
     return !is_nan(x) && !is_minus_infinity(x);
-}
-
-fn sum_of_group(value: f32, lid: u32) -> f32 {
-    workgroupBarrier();
-    sums[lid] = value;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if (lid < half) { sums[lid] += sums[lid + half]; }
-        workgroupBarrier();
-    }
-    return workgroupUniformLoad(&sums[0]);
 }
 
 fn relative(x: f32, largest: f32, temperature: f32) -> f32 {

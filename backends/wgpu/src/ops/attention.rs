@@ -23,7 +23,7 @@ const BY_MATRICES: &str = include_str!("../../kernels/attention_matrices.wgsl");
 /// rows.
 const THREADS: usize = 256;
 /// Words of workgroup memory besides those of a query head.
-const SHARED_WORDS: usize = 7 * THREADS + 32;
+const SHARED_WORDS: usize = 8 * THREADS + 32;
 /// Values that a thread loads before it knows their weights.
 const EARLY: usize = 16;
 /// Values that a thread loads at a time once it knows their weights.
@@ -80,7 +80,8 @@ fn of_heads(
         return Err(Error::unsupported(message).at("query").field("shape[1]"));
     }
     let constant = |size: usize| u32::try_from(size.max(1)).unwrap_or(u32::MAX);
-    let mut launch = Launch::new(SOURCE, "attention").groups(rows.saturating_mul(op.heads as usize));
+    let mut launch =
+        Launch::new(SOURCE, "attention").reducing(true).groups(rows.saturating_mul(op.heads as usize));
     launch.shader.constants.push(("THREADS", constant(THREADS)));
     launch.shader.constants.push(("KEY_SIZE", constant(key_size)));
     launch.shader.constants.push(("QUADS", constant(key_size.div_ceil(4))));

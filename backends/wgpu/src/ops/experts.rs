@@ -81,6 +81,7 @@ impl Sizes {
         let one = |(index, part): (usize, &weight::Layout)| {
             let mut launch = self.launch(entry, call, vectors)?.groups(groups);
             if tiles.is_none() {
+                launch = launch.reducing(false);
                 launch.shader.constants.push(("THREADS", threads_of_few(part, 1)));
             }
             let launch = launch.weight_part("w", 1, index, Some(part))?.size("units", units)?;

@@ -24,6 +24,9 @@ impl From<Vec<Launch>> for CallPlan {
     }
 }
 
+/// Sums and maxima over a workgroup.
+const REDUCE: &str = include_str!("../../kernels/reduce.wgsl");
+
 /// Threads of a workgroup in shaders with one thread per element.
 pub(crate) const THREADS: usize = 64;
 
@@ -295,6 +298,12 @@ impl Launch {
             self = self.param("unused", Value::U32(0));
         }
         self
+    }
+
+    /// Adds the sums over the threads of a workgroup, and with `maxima` the maxima.
+    pub(crate) fn reducing(mut self, maxima: bool) -> Self {
+        self.shader.parts.push(REDUCE);
+        self.flag("MAXIMA", maxima)
     }
 
     /// Sets a flag of the source.

@@ -171,7 +171,7 @@ fn part_of(
         let (ahead, quads) = (vectors_ahead(part, tiling.at_once), part.quads() as u32);
         launch.shader.constants.extend([("AHEAD", ahead), ("QUADS", quads), ("EIGHTS", quads / 2)]);
         let factored = matches!(part.element, WeightElement::Integers { minimum: false, .. });
-        launch = launch.flag("ONE_ROW", tiling.at_once == 1);
+        launch = launch.reducing(false).flag("ONE_ROW", tiling.at_once == 1);
         // Where a vector has one scale, it is a factor of the vector's sum.
         launch = launch.flag("FACTORED", factored && !part.has_small_groups());
         if inputs == 0 {

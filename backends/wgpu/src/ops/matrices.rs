@@ -114,7 +114,8 @@ pub(super) fn plan(
     if direct {
         plan.workspace = 0;
     } else {
-        let mut launch = Launch::new(HALVES, "halves_of_rows").groups(rows).vectors("x", call, 0)?;
+        let mut launch =
+            Launch::new(HALVES, "halves_of_rows").reducing(true).groups(rows).vectors("x", call, 0)?;
         launch = launch.scratch("halves", &halves, true)?.size("inputs", inputs)?;
         if let Some(norm) = &fused.norm {
             launch = launch.vectors("norm_weight", call, 1)?.param("eps", Value::F32(norm.eps));

@@ -24,7 +24,7 @@ pub(super) fn route(op: &MoeRoute, call: &CallDesc, spec: &DeviceSpec) -> Result
             format!("{experts} experts need {needed} bytes of workgroup memory, the adapter has {limit}");
         return Err(Error::unsupported(message).at("logits").field("shape[1]"));
     }
-    let mut launch = Launch::new(SOURCE, "moe_route").groups(rows);
+    let mut launch = Launch::new(SOURCE, "moe_route").reducing(true).groups(rows);
     let constants = [("EXPERTS", experts as u32), ("GROUPS", op.groups), ("SLOTS", op.top_k)];
     launch.shader.constants.extend(constants);
     for (index, name) in ["logits", "bias", "selection_bias", "expert_scale", "ids"].into_iter().enumerate() {

@@ -15,6 +15,7 @@ fn of_groups(entry: &'static str, call: &CallDesc, width: usize) -> Result<Launc
     let Some(&[rows, features]) = shape else { return Err(Error::internal("the result is not a matrix")) };
     let groups = features / width.max(1);
     Launch::new(SOURCE, entry)
+        .reducing(false)
         .groups(rows.saturating_mul(groups))
         .operand("x", call, 0)?
         .operand("weight", call, 1)?

@@ -16,7 +16,7 @@ const SOURCE: &str = include_str!("../../kernels/quant.wgsl");
 pub(super) fn quant_per_token(call: &CallDesc) -> Result<CallPlan> {
     let shape = call.tensor(0).map(|x| x.shape.as_slice());
     let Some(&[rows, columns]) = shape else { return Err(Error::internal("x is not a matrix")) };
-    let launch = Launch::new(SOURCE, "quant_per_token").groups(rows).operand("x", call, 0)?;
+    let launch = Launch::new(SOURCE, "quant_per_token").reducing(true).groups(rows).operand("x", call, 0)?;
     let launch = launch.result("y", call, 0)?.result("scales", call, 1)?.size("columns", columns)?;
     Ok(launch.flag("QUANTISE", true).into())
 }
@@ -34,6 +34,7 @@ pub(super) fn linear_w8a8(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan
         let tiling = Tiling::new(rows, part.first / UNIT, part.rows.div_ceil(UNIT));
         let entry = if tiling.few { "linear_w8a8_few" } else { "linear_w8a8_many" };
         let launch = tiling.apply(Launch::new(SOURCE, entry).groups(tiling.groups), part)?;
+        let launch = if tiling.few { launch.reducing(false) } else { launch };
         let launch = launch.operand("x", call, 0)?.words().operand("scales", call, 1)?;
         let launch = launch.weight_part("w", 2, index, Some(part))?.operand("bias", call, 3)?;
         let launch = launch.result("y", call, 0)?.size("inputs", inputs)?;

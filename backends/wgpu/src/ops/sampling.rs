@@ -49,5 +49,5 @@ pub(super) fn sample(call: &CallDesc, limits: &wgpu::Limits) -> Result<CallPlan>
         launch = launch.operand(name, call, index)?;
     }
     let launch = launch.result("ids", call, 0)?.result("log_probability", call, 1)?;
-    Ok(launch.flag("SAMPLE", true).into())
+    Ok(launch.reducing(false).flag("SAMPLE", true).into())
 }
