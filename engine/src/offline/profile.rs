@@ -22,6 +22,12 @@ use std::{sync::Arc, time::Instant};
 /// The minimum number of calls timed together: the launch overhead would dominate a single call.
 const MIN_CALLS: usize = 8;
 
+/// The least time of a measurement in seconds, within which calls are launched again: the host takes up to some hundred microseconds
+/// between the first event and the first call, which would count.
+const LEAST_SECONDS: f64 = 2e-3;
+/// The most launches of a measurement.
+const MOST_LAUNCHES: u32 = 64;
+
 /// The time and traffic of the calls of one kernel plan. All layers share a plan, and each reads its own weights.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct CallFigures {
@@ -130,7 +136,9 @@ fn time_calls(
             }
         }
         let count = calls.len();
-        let seconds = clock.time_calls(executor, calls, repeats)? / count as f64;
+        // Each of the calls that update the request table moves the requests on.
+        let most = if advances(&index) { 1 } else { MOST_LAUNCHES };
+        let seconds = clock.time_calls(executor, calls, repeats, most)? / count as f64;
         let (node, desc) = step.call(nodes[0]);
         figures[index] = Some(CallFigures {
             op: node.call.op.name().to_owned(),
@@ -249,35 +257,42 @@ impl Clock {
         Ok(Self { begin: device.event()?, end: device.event()? })
     }
 
-    /// The median time in seconds of a set of calls that are launched together.
+    /// The median time in seconds of a set of calls that are launched together, at most `most` times in a measurement.
     fn time_calls(
         &self,
         executor: &mut Executor,
         calls: Vec<Box<dyn BoundCall>>,
         repeats: usize,
+        most: u32,
     ) -> Result<f64> {
         let (device, stream, _) = executor.device_stream_plans();
         let graph: Box<dyn Graph> = match device.graphs() {
             Some(graphs) => graphs.capture(stream, calls)?,
             None => Box::new(CallList::new(calls)),
         };
-        self.time(&*graph, stream, repeats)
-    }
-
-    fn time(&self, graph: &dyn Graph, stream: &mut dyn Stream, repeats: usize) -> Result<f64> {
         graph.launch(stream)?;
+        // The first measurement is only for the number of launches of the others.
+        let once = self.time(&*graph, stream, 1)?;
+        let launches = ((LEAST_SECONDS / once).ceil() as u32).clamp(1, most);
         let mut seconds = Vec::with_capacity(repeats.max(1));
         for _ in 0..repeats.max(1) {
-            stream.synchronize("a call that is timed", STEP_TIMEOUT)?;
-            let start = Instant::now();
-            stream.record(&*self.begin)?;
-            graph.launch(stream)?;
-            stream.record(&*self.end)?;
-            self.end.synchronize("a call that is timed", STEP_TIMEOUT)?;
-            let elapsed = self.end.elapsed_since(&*self.begin)?.unwrap_or_else(|| start.elapsed());
-            seconds.push(elapsed.as_secs_f64());
+            seconds.push(self.time(&*graph, stream, launches)?);
         }
         seconds.sort_by(f64::total_cmp);
         Ok(seconds[seconds.len() / 2])
+    }
+
+    /// The time in seconds of one of several launches.
+    fn time(&self, graph: &dyn Graph, stream: &mut dyn Stream, launches: u32) -> Result<f64> {
+        stream.synchronize("a call that is timed", STEP_TIMEOUT)?;
+        let start = Instant::now();
+        stream.record(&*self.begin)?;
+        for _ in 0..launches {
+            graph.launch(stream)?;
+        }
+        stream.record(&*self.end)?;
+        self.end.synchronize("a call that is timed", STEP_TIMEOUT)?;
+        let elapsed = self.end.elapsed_since(&*self.begin)?.unwrap_or_else(|| start.elapsed());
+        Ok(elapsed.as_secs_f64() / f64::from(launches))
     }
 }
