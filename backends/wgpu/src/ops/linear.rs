@@ -167,20 +167,24 @@ fn part_of(
     }
     launch = launch.size("inputs", inputs)?.size("outputs", outputs)?;
     launch = launch.flag("SMALL_GROUPS", part.has_small_groups()).flag("VECTORS", vectors);
-    if tiling.few {
-        let (ahead, quads) = (vectors_ahead(part, tiling.at_once), part.quads() as u32);
-        launch.shader.constants.extend([("AHEAD", ahead), ("QUADS", quads), ("EIGHTS", quads / 2)]);
-        let factored = matches!(part.element, WeightElement::Integers { minimum: false, .. });
-        launch = launch.reducing(false).flag("ONE_ROW", tiling.at_once == 1);
-        // Where a vector has one scale, it is a factor of the vector's sum.
-        launch = launch.flag("FACTORED", factored && !part.has_small_groups());
-        if inputs == 0 {
-            launch = launch.groups(0);
-        }
-        let launch = launch.flag("X_WORDS", in_eights).flag("X_BF16", x.dtype == DType::BF16);
-        return Ok(epilogue(launch, fused, call, outputs)?.fixed());
+    if !tiling.few {
+        return epilogue(launch, fused, call, outputs);
     }
-    epilogue(launch, fused, call, outputs)
+    launch = launch.flag("X_WORDS", in_eights).flag("X_BF16", x.dtype == DType::BF16);
+    if inputs == 0 {
+        launch = launch.groups(0);
+    }
+    Ok(epilogue(of_few_rows(launch, part, tiling.at_once), fused, call, outputs)?.fixed())
+}
+
+/// Adds what only the kernel for few rows needs; `at_once` rows are computed together.
+fn of_few_rows(mut launch: Launch, part: &weight::Layout, at_once: usize) -> Launch {
+    let (ahead, quads) = (vectors_ahead(part, at_once), part.quads() as u32);
+    launch.shader.constants.extend([("AHEAD", ahead), ("QUADS", quads), ("EIGHTS", quads / 2)]);
+    // Where a vector has one scale, it is a factor of the vector's sum.
+    let factored = matches!(part.element, WeightElement::Integers { minimum: false, .. });
+    let launch = launch.flag("FACTORED", factored && !part.has_small_groups());
+    launch.reducing(false).flag("ONE_ROW", at_once == 1)
 }
 
 /// Threads of a workgroup of the kernels for few rows, `at_once` of which it computes together: each reads at least two vectors of a
