@@ -77,12 +77,13 @@ fn norm_scale(squares: f32) -> f32 {
 
 var<workgroup> live_shared: u32;
 
+// The rows that exist, as a value that is uniform over the workgroup.
 fn shared_rows(lid: u32) -> u32 {
     if (lid == 0u) { live_shared = live_rows(); }
     return workgroupUniformLoad(&live_shared);
 }
 
-// The rows that exist. Every thread may ask, at different times.
+// The rows that exist.
 fn live_rows() -> u32 {
 #if HEADS
     return x_live();

@@ -318,6 +318,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_finite_number_is_a_literal() {
+        for number in [0.0, -0.0, 1e-5, f32::MAX, -f32::MAX, f32::MIN_POSITIVE, 1e-45, 1.0 / 3.0] {
+            let launch = Launch::new("@compute @workgroup_size(1)\nfn entry() {}\n", "entry");
+            let launch = launch.param("number", Value::F32(number)).fixed();
+            assert_eq!(launch.shader.fixed.len(), 1);
+            crate::ops::sources::check_sources(&launch.into());
+        }
+    }
+
+    #[test]
     fn numbers_that_no_literal_has_stay_in_the_uniform() {
         let launch = || Launch::new("", "entry").param("count", Value::U32(7));
         let fixed = launch().param("scale", Value::F32(-0.0)).fixed();
