@@ -7,6 +7,7 @@ mod support;
 
 use dsrun_engine::{Engine, EngineOptions, EnginePlan, FinishReason, Request, SamplingOptions, TokenEvent};
 use dsrun_models::model::Model;
+use dsrun_test_support::FrontDevice;
 use rstest::rstest;
 use std::sync::Arc;
 use support::{exact, fixtures, late::LateDevice, logits, sampled};
@@ -21,7 +22,7 @@ fn prompts() -> Vec<Vec<u32>> {
         .collect()
 }
 
-fn late_engine(model: &Model, options: &EngineOptions) -> (Engine, Arc<LateDevice>) {
+fn late_engine(model: &Model, options: &EngineOptions) -> (Engine, Arc<FrontDevice<LateDevice>>) {
     let device = LateDevice::open();
     let plan = EnginePlan::new(model, &*device, options).unwrap();
     (plan.load(model, device.clone(), &mut |_, _| {}).unwrap(), device)

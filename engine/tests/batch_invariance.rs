@@ -86,13 +86,13 @@ fn answers_are_those_of_each_request_alone_to_the_bit(#[case] name: &str, #[case
 fn a_device_without_the_guarantee_is_refused_with_the_ops() {
     let model = open("llama3");
     // Of products it says that their rows may depend on each other.
-    let device = AnsweringDevice::new(device(), |kernels, call| {
+    let device = AnsweringDevice::open(device(), |kernels, call| {
         let support = kernels.query(call)?;
         let dependent = matches!(call.op, Op::Linear(_));
         Ok(Support { batch_invariant: support.batch_invariant && !dependent, ..support })
     });
     let plan = |batch_invariant| {
-        EnginePlan::new(&model, &device, &EngineOptions { batch_invariant, fuse: false, ..exact(16, 2) })
+        EnginePlan::new(&model, &*device, &EngineOptions { batch_invariant, fuse: false, ..exact(16, 2) })
     };
     assert!(plan(false).is_ok());
     let error = plan(true).unwrap_err().to_string();

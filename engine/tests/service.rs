@@ -9,6 +9,7 @@ use dsrun_engine::{
     service::{Handle, Service, ServiceError, ServiceOptions, ServicePhase, TokenStream},
 };
 use dsrun_models::model::Model;
+use dsrun_test_support::FrontDevice;
 use rstest::rstest;
 use std::{
     sync::Arc,
@@ -38,11 +39,11 @@ fn service(requests: usize, queue: usize) -> Service {
     .unwrap()
 }
 
-fn late_service(requests: usize, queue: usize) -> (Service, Arc<LateDevice>) {
+fn late_service(requests: usize, queue: usize) -> (Service, Arc<FrontDevice<LateDevice>>) {
     late_service_with(requests, &ServiceOptions { queue, ..ServiceOptions::default() })
 }
 
-fn late_service_with(requests: usize, service: &ServiceOptions) -> (Service, Arc<LateDevice>) {
+fn late_service_with(requests: usize, service: &ServiceOptions) -> (Service, Arc<FrontDevice<LateDevice>>) {
     let (model, device) = (model(), LateDevice::open());
     let plan = EnginePlan::new(&model, &*device, &options(requests)).unwrap();
     let engine = plan.load(&model, device.clone(), &mut |_, _| {}).unwrap();

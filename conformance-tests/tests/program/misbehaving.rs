@@ -2,16 +2,14 @@
 //! front of it.
 
 use dsrun_core::{
-    Code, Error, Result, WeightReader,
+    Code, Error, Result,
     checked::{ValidArguments, ValidCall},
     collective::Collective,
-    device::{
-        Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, MemoryKind,
-        MemoryUse, Stream,
-    },
-    kernels::{Binding, BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
+    device::{Backend, BackendInfo, Device, DeviceInfo, DeviceOptions, Stream},
+    kernels::{Binding, BoundCall, Plan, Support},
 };
 use dsrun_cpu::CpuBackend;
+use dsrun_test_support::{Front, FrontDevice};
 use std::{
     io::Write,
     process::{self, ExitCode},
@@ -88,7 +86,10 @@ impl Backend for Misbehaving {
         match self.fault {
             Fault::DiesOpening => die("the driver is not to my taste"),
             Fault::CannotOpen => Err(Error::new(Code::Unavailable, "the device is on holiday")),
-            fault => Ok(Arc::new(Front { inner: self.inner.open(index, options)?, fault })),
+            fault => {
+                let inner = self.inner.open(index, options)?;
+                Ok(Arc::new(FrontDevice(MisbehavingDevice { inner, fault })))
+            }
         }
     }
 }
@@ -99,60 +100,25 @@ fn die(why: &str) -> ! {
 }
 
 #[derive(Debug)]
-struct Front {
+struct MisbehavingDevice {
     inner: Arc<dyn Device>,
     fault: Fault,
 }
 
-impl Device for Front {
-    fn properties(&self) -> &DeviceProperties {
-        self.inner.properties()
-    }
-
-    fn memory(&self) -> MemoryUse {
-        self.inner.memory()
-    }
-
-    fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
-        self.inner.allocate(bytes, kind)
-    }
-
-    fn stream(&self) -> Result<Box<dyn Stream>> {
-        self.inner.stream()
-    }
-
-    fn event(&self) -> Result<Arc<dyn Event>> {
-        self.inner.event()
-    }
-
-    fn kernels(&self) -> &dyn Kernels {
-        self
+impl Front for MisbehavingDevice {
+    fn behind(&self) -> &dyn Device {
+        &*self.inner
     }
 
     fn collective(&self) -> Option<&dyn Collective> {
         self.inner.collective()
     }
-}
 
-impl Kernels for Front {
     fn query(&self, call: &ValidCall) -> Result<Support> {
         if self.fault == Fault::Declines {
             return Ok(Support::no("not today"));
         }
         self.inner.kernels().query(call)
-    }
-
-    fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
-        self.inner.kernels().prepack_query(weight)
-    }
-
-    fn prepack(
-        &self,
-        stream: &mut dyn Stream,
-        weight: &WeightDesc,
-        rows: &mut dyn WeightReader,
-    ) -> Result<Arc<dyn PackedWeight>> {
-        self.inner.kernels().prepack(stream, weight, rows)
     }
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {

@@ -3,11 +3,12 @@
 
 use super::device;
 use dsrun_core::{
-    Code, Error, Result, WeightReader,
+    Code, Error, Result,
     checked::{ValidArguments, ValidCall},
-    device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
-    kernels::{BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
+    device::{BufferSlice, Device, Event, Stream},
+    kernels::{BoundCall, Plan},
 };
+use dsrun_test_support::{Front, FrontDevice};
 use std::{
     any::Any,
     sync::{
@@ -42,8 +43,8 @@ pub(crate) enum Fault {
 }
 
 impl LateDevice {
-    pub(crate) fn open() -> Arc<Self> {
-        Arc::new(Self { inner: device(), counts: Arc::default() })
+    pub(crate) fn open() -> Arc<FrontDevice<Self>> {
+        Arc::new(FrontDevice(Self { inner: device(), counts: Arc::default() }))
     }
 
     /// The number of events recorded while an earlier one had not been waited for.
@@ -154,17 +155,9 @@ impl Stream for LateStream {
     }
 }
 
-impl Device for LateDevice {
-    fn properties(&self) -> &DeviceProperties {
-        self.inner.properties()
-    }
-
-    fn memory(&self) -> MemoryUse {
-        self.inner.memory()
-    }
-
-    fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
-        self.inner.allocate(bytes, kind)
+impl Front for LateDevice {
+    fn behind(&self) -> &dyn Device {
+        &*self.inner
     }
 
     fn stream(&self) -> Result<Box<dyn Stream>> {
@@ -176,27 +169,8 @@ impl Device for LateDevice {
         Ok(Arc::new(LateEvent { inner, pending: AtomicBool::new(false), counts }))
     }
 
-    fn kernels(&self) -> &dyn Kernels {
-        self
-    }
-}
-
-impl Kernels for LateDevice {
-    fn query(&self, call: &ValidCall) -> Result<Support> {
-        self.inner.kernels().query(call)
-    }
-
-    fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
-        self.inner.kernels().prepack_query(weight)
-    }
-
-    fn prepack(
-        &self,
-        stream: &mut dyn Stream,
-        weight: &WeightDesc,
-        rows: &mut dyn WeightReader,
-    ) -> Result<Arc<dyn PackedWeight>> {
-        self.inner.kernels().prepack(LateStream::inner(stream)?, weight, rows)
+    fn stream_behind<'a>(&self, stream: &'a mut dyn Stream) -> Result<&'a mut dyn Stream> {
+        LateStream::inner(stream)
     }
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {

@@ -3,13 +3,14 @@
 
 use super::device;
 use dsrun_core::{
-    Result, WeightReader,
+    Result,
     checked::{CheckedPlan, ValidCall},
-    device::{Buffer, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
-    kernels::{Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
+    device::Device,
+    kernels::{Plan, Support},
     lowered_region::LoweredPlan,
     op::Op,
 };
+use dsrun_test_support::{Front, FrontDevice};
 use std::sync::{Arc, Mutex};
 
 /// The reference device with support for regions.
@@ -21,39 +22,13 @@ pub(crate) struct LoweringDevice {
 }
 
 impl LoweringDevice {
-    pub(crate) fn open() -> Arc<Self> {
-        Arc::new(Self { inner: device(), planned: Mutex::default() })
+    pub(crate) fn open() -> Arc<FrontDevice<Self>> {
+        Arc::new(FrontDevice(Self { inner: device(), planned: Mutex::default() }))
     }
 
     /// The names of the planned regions in order.
     pub(crate) fn planned(&self) -> Vec<String> {
         self.planned.lock().expect("no test panicked").clone()
-    }
-}
-
-impl Device for LoweringDevice {
-    fn properties(&self) -> &DeviceProperties {
-        self.inner.properties()
-    }
-
-    fn memory(&self) -> MemoryUse {
-        self.inner.memory()
-    }
-
-    fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
-        self.inner.allocate(bytes, kind)
-    }
-
-    fn stream(&self) -> Result<Box<dyn Stream>> {
-        self.inner.stream()
-    }
-
-    fn event(&self) -> Result<Arc<dyn Event>> {
-        self.inner.event()
-    }
-
-    fn kernels(&self) -> &dyn Kernels {
-        self
     }
 }
 
@@ -63,23 +38,14 @@ impl LoweringDevice {
     }
 }
 
-impl Kernels for LoweringDevice {
+impl Front for LoweringDevice {
+    fn behind(&self) -> &dyn Device {
+        &*self.inner
+    }
+
     fn query(&self, call: &ValidCall) -> Result<Support> {
         let Op::Region(_) = &call.op else { return self.inner.kernels().query(call) };
         Ok(Support { workspace_bytes: self.lower(call)?.workspace_bytes(), ..Support::native() })
-    }
-
-    fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
-        self.inner.kernels().prepack_query(weight)
-    }
-
-    fn prepack(
-        &self,
-        stream: &mut dyn Stream,
-        weight: &WeightDesc,
-        rows: &mut dyn WeightReader,
-    ) -> Result<Arc<dyn PackedWeight>> {
-        self.inner.kernels().prepack(stream, weight, rows)
     }
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {

@@ -23,22 +23,22 @@
 //! }
 //! ```
 //!
-//! [`faulty_device`] has a device whose calls can be made to fail, to panic or to wait; an [`AnsweringDevice`] says otherwise what it
-//! supports; [`fuzz`] runs tests with mutated inputs;
+//! [`faulty_device`] has a device whose calls can be made to fail, to panic or to wait; a [`FrontDevice`] does a part of a device's work
+//! in another way, an [`AnsweringDevice`] says otherwise what it supports; [`fuzz`] runs tests with mutated inputs;
 //! [`counting_allocator`] measures memory.
 
-mod answering_device;
 mod compiler;
 pub mod counting_allocator;
 pub mod faulty_device;
+mod front_device;
 pub mod fuzz;
 mod lookup;
 mod port;
 mod requirement;
 mod trial;
 
-pub use answering_device::AnsweringDevice;
 pub use compiler::{c_compiler, compile_c_library, cpp_compiler};
+pub use front_device::{AnsweringDevice, Front, FrontDevice};
 pub use lookup::{NodePackages, browser, encoders, model, node, python};
 pub use port::free_port;
 pub use requirement::{Missing, REQUIRE, Requirement, TestResult};

@@ -30,13 +30,13 @@ const H200: DeviceSpec =
 fn an_h200_runs_all_layers_of_the_checks_in_one_launch(#[case] shapes: &'static [Shape]) {
     let cpu = CpuBackend::new().open(0, &DeviceOptions::default()).unwrap();
     // The memory and the kernels of a CPU, but for regions, about which an H200 is asked.
-    let device: Arc<dyn Device> = Arc::new(AnsweringDevice::new(cpu, |kernels, call| {
+    let device: Arc<dyn Device> = AnsweringDevice::open(cpu, |kernels, call| {
         if !matches!(call.op, Op::Region(_)) {
             return kernels.query(call);
         }
         let admitted = kernel_specs(call, &H200).map(|_| Support::native());
         Ok(admitted.unwrap_or_else(|error| Support::no(error.to_string())))
-    }));
+    });
     let mut bench = Bench::new(&device).unwrap();
     let halves = floats(&*device).into_iter().filter(|dtype| *dtype != DType::F32);
     let mut refused = Vec::new();
