@@ -32,6 +32,7 @@ use crate::{
 };
 use dsrun_core::DType;
 pub(crate) use linear::{drawn_weight, formats, goes_with, random_weight};
+pub(crate) use region::NormSpan;
 pub(crate) use uneven::uneven;
 pub(crate) use wanted::{ids, only};
 

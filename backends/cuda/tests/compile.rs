@@ -326,22 +326,25 @@ fn region_calls(dtype: DType) -> Vec<ValidCall> {
                 let gated = GatedActivation { function, layout, limit: 0.0, up_offset: 0.0 };
                 region(well_known::mlp_input(norm, dtype, biased, gated), with_norm(product(64)));
             }
-            for (pairing, head_norm, turned) in [
-                (RopePairing::Halves, false, true),
-                (RopePairing::Neighbours, true, true),
-                (RopePairing::Neighbours, false, true),
-                (RopePairing::Halves, false, false),
+            // The heads of queries and of keys that a norm covers, if there are norms.
+            for (pairing, head_norms, turned) in [
+                (RopePairing::Halves, None, true),
+                (RopePairing::Neighbours, Some([1, 1]), true),
+                (RopePairing::Halves, Some([4, 2]), true),
+                (RopePairing::Halves, Some([4, 2]), false),
+                (RopePairing::Neighbours, None, true),
+                (RopePairing::Halves, None, false),
             ] {
                 let rope = |heads| Rope { heads, pairing, scale: 1.0 };
-                let per_head = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+                let of_heads = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
                 let heads = Heads {
                     columns: [4, 2, 2].map(|heads| heads * size as u32),
-                    head_norms: head_norm.then_some([per_head; 2]),
+                    head_norms: head_norms.is_some().then_some([of_heads; 2]),
                     ropes: turned.then(|| [rope(4), rope(2)]),
                 };
                 let input = AttentionInput { norm, dtype, bias: biased, heads };
                 let mut operands = with_norm(product(8 * size));
-                operands.extend(std::iter::repeat_n(vector(size), if head_norm { 2 } else { 0 }));
+                operands.extend(head_norms.into_iter().flatten().map(|heads| vector(heads * size)));
                 if turned {
                     operands.push(bounded(DType::I32, &[rows]));
                     operands.push(tensor(DType::F32, &[pairs]));

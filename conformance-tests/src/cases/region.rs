@@ -312,7 +312,7 @@ const HEADS: &[(&str, HeadsOf)] = &[
 ];
 
 const HALVES: Variant =
-    Variant { layer_norm: false, bias: false, head_norms: false, pairing: Some(RopePairing::Halves) };
+    Variant { layer_norm: false, bias: false, head_norms: None, pairing: Some(RopePairing::Halves) };
 
 /// Cases with many rows or outputs.
 const MANY_HEADS: &[(&str, HeadsOf, Variant)] = &[
@@ -321,7 +321,23 @@ const MANY_HEADS: &[(&str, HeadsOf, Variant)] = &[
     (
         "rows_in_turns_neighbours",
         ([4301, 32], [2, 1, 32, 16], layout(0, None)),
-        Variant { pairing: Some(RopePairing::Neighbours), head_norms: true, ..HALVES },
+        Variant { pairing: Some(RopePairing::Neighbours), head_norms: Some(NormSpan::EachHead), ..HALVES },
+    ),
+    (
+        "rows_in_turns_normed_together",
+        ([4301, 32], [3, 3, 32, 16], layout(0, Some(4299))),
+        Variant { head_norms: Some(NormSpan::AllHeads), ..HALVES },
+    ),
+    // Norms over more heads than a block has, and blocks with heads of both queries and keys.
+    (
+        "many_normed_together",
+        ([9, 32], [23, 23, 64, 32], layout(0, Some(7))),
+        Variant { head_norms: Some(NormSpan::AllHeads), ..HALVES },
+    ),
+    (
+        "grouped_normed_together",
+        ([5, 32], [40, 8, 128, 64], layout(8, None)),
+        Variant { bias: true, head_norms: Some(NormSpan::AllHeads), ..HALVES },
     ),
     (
         "rows_in_turns_unturned",
@@ -354,12 +370,19 @@ const MANY_HEADS: &[(&str, HeadsOf, Variant)] = &[
     ("sequences_unturned", ([33, 64], [6, 3, 64, 32], layout(0, None)), Variant { pairing: None, ..HALVES }),
 ];
 
+/// What the norms of queries and keys cover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NormSpan {
+    EachHead,
+    AllHeads,
+}
+
 /// The attributes that cases of `attention_input` vary.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Variant {
     layer_norm: bool,
     pub(super) bias: bool,
-    head_norms: bool,
+    head_norms: Option<NormSpan>,
     pairing: Option<RopePairing>,
 }
 
@@ -368,17 +391,22 @@ impl Variant {
     pub(super) fn number(number: usize) -> Self {
         let pairings = [Some(RopePairing::Halves), Some(RopePairing::Neighbours), None];
         let pairing = pairings[number % 3];
-        let [layer_norm, bias, head_norms] = [3, 6, 12].map(|unit| number / unit % 2 == 1);
+        let [layer_norm, bias] = [3, 6].map(|unit| number / unit % 2 == 1);
+        let head_norms = [None, Some(NormSpan::EachHead), Some(NormSpan::AllHeads)][number / 12 % 3];
         Self { layer_norm, bias, head_norms, pairing }
     }
 
-    pub(super) const COUNT: usize = 24;
+    pub(super) const COUNT: usize = 36;
 
     /// The label of the variant.
     fn label(self) -> String {
         let norm = if self.layer_norm { "layer_norm" } else { "rms_norm" };
         let bias = if self.bias { "_bias" } else { "" };
-        let head_norms = if self.head_norms { "_head_norms" } else { "" };
+        let head_norms = match self.head_norms {
+            None => "",
+            Some(NormSpan::EachHead) => "_head_norms",
+            Some(NormSpan::AllHeads) => "_norms_over_heads",
+        };
         format!("{norm}{bias}{head_norms}_{}", self.pairing.map_or("no_rope", RopePairing::name))
     }
 }
@@ -458,6 +486,7 @@ pub(super) struct HeadsCase {
     sizes: [usize; 4],
     layout: Layout,
     pairing: Option<RopePairing>,
+    /// The weights of the norms of queries and keys, which cover as many elements.
     norms: Option<[Tensor; 2]>,
     scale: f32,
     frequencies: Tensor,
@@ -477,9 +506,13 @@ impl HeadsCase {
         variant: Variant,
         number: usize,
     ) -> Self {
-        let [_, kv_heads, head, pairs] = sizes;
-        let norms =
-            variant.head_norms.then(|| [(); 2].map(|()| random.tensor(dtype, &[head], Values::Uniform)));
+        let [query_heads, kv_heads, head, pairs] = sizes;
+        let norms = variant.head_norms.map(|span| {
+            [query_heads, kv_heads].map(|heads| {
+                let heads = if span == NormSpan::AllHeads { heads } else { 1 };
+                random.tensor(dtype, &[heads * head], Values::Uniform)
+            })
+        });
         let scale = random.pick(&[1.0f32, 1.25]);
         let frequencies: Vec<f64> =
             (0..pairs).map(|pair| 10_000f64.powf(-(pair as f64) / pairs as f64)).collect();
@@ -534,7 +567,7 @@ impl HeadsCase {
         if let Some(weights) = &self.norms {
             let weight = weights[which].values();
             let normed = features
-                .chunks(head)
+                .chunks(weight.len())
                 .flat_map(|x| chain::rms_norm(x, &weight, f64::from(HEAD_NORM.eps), 0.0));
             features = normed.collect();
         }

@@ -17,7 +17,7 @@ use super::{
     tape::{Tape, Value},
 };
 use crate::{
-    cases::drawn_weight,
+    cases::{NormSpan, drawn_weight},
     random::{Random, Values},
     subject::Subject,
     tensor::Tensor,
@@ -248,9 +248,16 @@ impl Layers {
                 }
             }
             let Variant { head_norms, post_norms, .. } = shape.variant;
-            let heads = if head_norms { 2 } else { 0 };
+            let of_heads = |span| {
+                let heads = match span {
+                    NormSpan::EachHead => [1; 2],
+                    NormSpan::AllHeads => [shape.kv_heads * shape.group, shape.kv_heads],
+                };
+                heads.map(|heads| heads * shape.size)
+            };
             let post = if post_norms { 2 } else { 0 };
-            let widths = iter::repeat_n(shape.size, heads).chain(iter::repeat_n(shape.hidden, post));
+            let widths = head_norms.map(of_heads).into_iter().flatten();
+            let widths = widths.chain(iter::repeat_n(shape.hidden, post));
             let vector = |width: usize| {
                 let all: Vec<f64> = (0..width).map(|_| random.between(0.5, 1.5)).collect();
                 bench.give(&Tensor::floats(dtype, &[width], &all))
@@ -353,7 +360,7 @@ impl Layers {
                 true => 1,
                 false => 2,
             };
-            let (head_norms, post_norms) = norms.split_at(if variant.head_norms { 2 } else { 0 });
+            let (head_norms, post_norms) = norms.split_at(if variant.head_norms.is_some() { 2 } else { 0 });
             // Adds a result to the token, summed over ranks if there are any, and normalised if that has norms.
             let sum = |tape: &mut Tape, x, result, index: usize| {
                 let result = match self.rank {

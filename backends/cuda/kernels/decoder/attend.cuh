@@ -31,14 +31,50 @@ struct Unit {
 };
 
 #if HEAD_NORMS
+/* The norms of queries and of keys of a layer: of each head, or over all heads, whose factors are then known. */
+struct HeadNorms {
+    const Model& m;
+    const Layer& layer;
+    float factors[2];
+
+    /* All consumer warps must call. `fresh` has query, key and value of this token. */
+    __device__ HeadNorms(const Model& m, const Layer& layer, const X* fresh) : m(m), layer(layer), factors{} {
+#if OVER_ALL_HEADS
+        __shared__ __align__(16) float2 sums[WARPS];
+        float queries = 0.0f, keys = 0.0f;
+        for_vectors<(HEADS + KV_HEADS) * HEAD>(fresh, wait_name("heads"), [&](int at, const Vector& v) {
+            float squares = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float x = Lanes<X>::get(v, i);
+                squares += x * x;
+            }
+            (at < HEADS * HEAD ? queries : keys) += squares;
+        });
+        float2 both = sums_of_row(queries, keys, sums);
+        factors[0] = rsqrtf(both.x * (1.0f / (HEADS * HEAD)) + m.head_eps[0]);
+        factors[1] = rsqrtf(both.y * (1.0f / (KV_HEADS * HEAD)) + m.head_eps[1]);
+#endif
+    }
+    /* The weight of a query head, `which` 0, or of a key head, 1. */
+    __device__ const HEAD_NORM* weight(int which, int head) const {
+        return layer.head_norms[which] + (OVER_ALL_HEADS ? head * HEAD : 0);
+    }
+};
+
 /*
  * Normalises and rotates a head in place. The four lanes of a group have 8 neighbouring elements of each 32, in order, so a lane has
  * both elements of a rotated pair, which are half a head apart. All lanes of a warp must call; only those with `applies` keep the result.
- * `scale` is a factor of the rotation.
+ * The head is number `number` of the queries, `which` 0, or of the keys, 1. `scale` is a factor of the rotation.
  */
-__device__ inline void finish_head(Vector (&head)[KEY_BLOCKS], const HEAD_NORM* weight, float eps, float offset, float scale,
+__device__ inline void finish_head(Vector (&head)[KEY_BLOCKS], const HeadNorms& norms, int which, int number, float scale,
                                    const float2* sines, bool applies = true) {
     int part = threadIdx.x % 4;
+    const HEAD_NORM* weight = norms.weight(which, number);
+    float offset = norms.m.head_offsets[which];
+#if OVER_ALL_HEADS
+    float factor = norms.factors[which];
+#else
     float squares = 0.0f;
 #pragma unroll
     for (int block = 0; block < KEY_BLOCKS; ++block) {
@@ -48,7 +84,8 @@ __device__ inline void finish_head(Vector (&head)[KEY_BLOCKS], const HEAD_NORM* 
             squares += x * x;
         }
     }
-    float factor = rsqrtf(sum_of_four(squares) * (1.0f / HEAD) + eps);
+    float factor = rsqrtf(sum_of_four(squares) * (1.0f / HEAD) + norms.m.head_eps[which]);
+#endif
     /* Two blocks that are half a head apart, or one where nothing is rotated. */
     constexpr int PARTNER = ROPE ? KEY_BLOCKS / 2 : 0;
 #pragma unroll
@@ -77,9 +114,9 @@ __device__ inline void finish_head(Vector (&head)[KEY_BLOCKS], const HEAD_NORM* 
 }
 
 /* Writes the token's own key to the cache, normalised and rotated, once it is complete: by one warp for each KV head. */
-__device__ inline void write_key(const Model& m, const Layer& layer, const AttentionKind& kind, const Share& share, const X* key_row,
-                                 const float2* sines) {
-    int lane = threadIdx.x % 32, part = lane % 4;
+__device__ inline void write_key(const Model& m, const Layer& layer, const AttentionKind& kind, const Share& share, const HeadNorms& norms,
+                                 const X* key_row, const float2* sines) {
+    int lane = threadIdx.x % 32, part = lane % 4, head = share.part / PARTS_OF_GROUP;
     bool has = lane < 4;
     Vector key[KEY_BLOCKS];
     u32 polls = 0;
@@ -94,8 +131,8 @@ __device__ inline void write_key(const Model& m, const Layer& layer, const Atten
         }
         count_poll(polls, wait_name("new key"));
     } while (__any_sync(0xffffffffu, missing));
-    finish_head(key, layer.head_norms[1], m.head_eps[1], m.head_offsets[1], kind.key_scale, sines);
-    X* to = layer.keys + share.place / SLOTS * m.key_strides.page + share.part / PARTS_OF_GROUP * m.key_strides.head
+    finish_head(key, norms, 1, head, kind.key_scale, sines);
+    X* to = layer.keys + share.place / SLOTS * m.key_strides.page + head * m.key_strides.head
         + share.place % SLOTS * m.key_strides.slot;
 #pragma unroll
     for (int block = 0; block < KEY_BLOCKS; ++block) {
@@ -126,6 +163,9 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Attentio
     float scale = kind.score_scale / m.softcap, cap = m.softcap * LOG2_OF_E;
 #else
     float scale = kind.score_scale * LOG2_OF_E;
+#endif
+#if HEAD_NORMS
+    const HeadNorms norms(m, layer, fresh);
 #endif
     bool asked = false;
     auto ask_values = [&](Unit& its) {
@@ -260,7 +300,8 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Attentio
 #if HEAD_NORMS
 #pragma unroll
             for (int half = 0; half < 1 + UPPER; ++half) {
-                finish_head(query[half], layer.head_norms[0], m.head_eps[0], m.head_offsets[0], kind.query_scale, sines);
+                int head = group + 8 * half;
+                finish_head(query[half], norms, 0, first_head + (head < TILE_HEADS ? head : 0), kind.query_scale, sines);
             }
 #endif
         }
@@ -268,7 +309,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Attentio
             await_own(now, true, !APART);
 #if HEAD_NORMS
             auto finish = [&](Vector (&its)[KEY_BLOCKS], bool applies) {
-                finish_head(its, layer.head_norms[1], m.head_eps[1], m.head_offsets[1], kind.key_scale, sines, applies);
+                finish_head(its, norms, 1, kv_head, kind.key_scale, sines, applies);
             };
             if (own < 8) finish(key[0], group == own);
             else finish(key[1], group + 8 == own);
@@ -411,7 +452,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Attentio
 #if HEAD_NORMS
     /* Last, because no block waits for it. */
     if (warp == WARPS - 1 && share.split == 0 && share.part % PARTS_OF_GROUP == 0 && share.place >= 0) {
-        write_key(m, layer, kind, share, key_row, sines);
+        write_key(m, layer, kind, share, norms, key_row, sines);
     }
 #endif
 }

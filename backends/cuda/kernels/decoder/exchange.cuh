@@ -61,6 +61,39 @@ __device__ inline float load_fresh_float(const float* from) {
     return value;
 }
 
+/* Calls `use` with the index and the value of each 8 of COUNT elements of other blocks, by all consumer warps, once they are complete. */
+template <int COUNT, typename Use> __device__ inline void for_vectors(const X* x, u64 name, Use use) {
+#pragma unroll 1
+    for (int base = threadIdx.x * 8; base < COUNT; base += VECTORS_AT_ONCE * MULTIPLIERS * 8) {
+        Vector own[VECTORS_AT_ONCE];
+#pragma unroll
+        for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
+            int at = base + o * MULTIPLIERS * 8;
+            own[o] = Vector{};
+            if (at < COUNT) own[o] = load_fresh(x + at);
+        }
+        u32 polls = 0;
+        bool all;
+        do {
+            all = true;
+#pragma unroll
+            for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
+                if (lacks(own[o])) {
+                    all = false;
+                    own[o] = load_fresh(x + base + o * MULTIPLIERS * 8);
+                }
+            }
+            count_poll(polls, name);
+        } while (!all);
+#pragma unroll
+        for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
+            int at = base + o * MULTIPLIERS * 8;
+            if (at >= COUNT) break;
+            use(at, own[o]);
+        }
+    }
+}
+
 /* Writes the sentinel to `bytes` bytes, by `count` threads, of which this one begins at byte `at`. */
 __device__ inline void clear(void* from, i64 bytes, i64 at, int count) {
     Vector ones = {{~0u, ~0u, ~0u, ~0u}};

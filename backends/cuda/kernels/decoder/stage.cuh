@@ -306,35 +306,7 @@ __device__ inline void leave_token(const Model& m, const G* post_norm, const u8*
 
 /* Stages results of other blocks as they are. */
 template <int COUNT> __device__ inline void stage_plain(const X* x, u8* to) {
-#pragma unroll 1
-    for (int base = threadIdx.x * 8; base < COUNT; base += VECTORS_AT_ONCE * MULTIPLIERS * 8) {
-        Vector own[VECTORS_AT_ONCE];
-#pragma unroll
-        for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
-            int at = base + o * MULTIPLIERS * 8;
-            own[o] = Vector{};
-            if (at < COUNT) own[o] = load_fresh(x + at);
-        }
-        u32 polls = 0;
-        bool all;
-        do {
-            all = true;
-#pragma unroll
-            for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
-                if (lacks(own[o])) {
-                    all = false;
-                    own[o] = load_fresh(x + base + o * MULTIPLIERS * 8);
-                }
-            }
-            count_poll(polls, wait_name("operand"));
-        } while (!all);
-#pragma unroll
-        for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
-            int at = base + o * MULTIPLIERS * 8;
-            if (at >= COUNT) break;
-            keep_eight<COUNT>(to, at, own[o]);
-        }
-    }
+    for_vectors<COUNT>(x, wait_name("operand"), [&](int at, const Vector& v) { keep_eight<COUNT>(to, at, v); });
 }
 
 /* Merges the splits of four neighbouring elements of attention's result. Maxima are in units of log2. */

@@ -104,7 +104,10 @@ __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, co
     }
 #if HEAD_NORMS
 #pragma unroll
-    for (int i = 0; i < 2; ++i) fetch_vector(layer.head_norms[i], HEAD * sizeof(HEAD_NORM), lane);
+    for (int i = 0; i < 2; ++i) {
+        int heads = OVER_ALL_HEADS ? (i == 0 ? HEADS : KV_HEADS) : 1;
+        fetch_vector(layer.head_norms[i], heads * HEAD * sizeof(HEAD_NORM), lane);
+    }
 #endif
     int unit = prefetch[0].unit, page = prefetch[0].page;
 #if EXTRAS

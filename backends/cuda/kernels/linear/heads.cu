@@ -1,8 +1,8 @@
 /*
  * Queries, keys and values of a product in scratch memory: one warp for each head of a row. Grid: (blocks of 4 heads, rows up to
- * 65535). With HEAD_NORMS the heads of queries and keys are normalised, with ROPE they are rotated; queries are written to the
- * result, keys and values to their cache slots. Reads the product once or, for norms, twice (the second time from the L1), writes
- * once. WIDE selects between the two kernels.
+ * 65535). With HEAD_NORMS the heads of queries and keys are normalised, each or with OVER_ALL_HEADS all together, with ROPE they are
+ * rotated; queries are written to the result, keys and values to their cache slots. Reads the product once or, for norms, twice (the
+ * second time from the L1; with OVER_ALL_HEADS every block of a row reads all heads), writes once. WIDE selects between the two kernels.
  */
 #if !WIDE
 extern "C" __global__ void heads(Extent extent, const X* product, i64 product_row, EpilogueParams e, const QUERY_GAIN* query_gain,
@@ -18,6 +18,11 @@ extern "C" __global__ void heads(Extent extent, const X* product, i64 product_ro
     int size = (int)(is_value ? e.value_size : e.key_size);
     int begin = is_value ? turned_heads * (int)e.key_size + (head - turned_heads) * size : head * size;
     int pairs = ROPE && !is_value ? (int)e.pairs : 0;
+    /* The elements that a norm covers, and where its weight for this head begins. */
+    int queries = (int)(e.query_heads * e.key_size);
+    int normed_begin = !OVER_ALL_HEADS ? begin : is_query ? 0 : queries;
+    int normed = !OVER_ALL_HEADS ? size : (int)e.key_size * (int)(is_query ? e.query_heads : e.kv_heads);
+    int gain_begin = begin - normed_begin;
     FOR_ROWS(row, rows) {
         const X* from = product + row * product_row + begin;
         Ready ready;
@@ -28,16 +33,17 @@ extern "C" __global__ void heads(Extent extent, const X* product, i64 product_ro
         auto element = [&](int i) {
             float value = widen(from[i]);
 #if HEAD_NORMS
-            if (is_query) value *= scale * (widen(query_gain[i]) + query_offset);
-            else if (!is_value) value *= scale * (widen(key_gain[i]) + key_offset);
+            if (is_query) value *= scale * (widen(query_gain[gain_begin + i]) + query_offset);
+            else if (!is_value) value *= scale * (widen(key_gain[gain_begin + i]) + key_offset);
 #endif
             return value;
         };
 #if HEAD_NORMS
         if (!is_value) {
             float squares = 0.0f;
-            for (int i = lane; i < size; i += 32) squares += widen(from[i]) * widen(from[i]);
-            scale = 1.0f / sqrtf(warp_sum(squares) / (float)size + (is_query ? query_eps : key_eps));
+            const X* all = from - gain_begin;
+            for (int i = lane; i < normed; i += 32) squares += widen(all[i]) * widen(all[i]);
+            scale = 1.0f / sqrtf(warp_sum(squares) / (float)normed + (is_query ? query_eps : key_eps));
         }
 #endif
         for (int item = lane; item < size - pairs; item += 32) {
@@ -77,6 +83,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_w
     bool is_query = head < (int)e.query_heads, is_value = head >= turned_heads, none = head >= turned_heads + (int)e.kv_heads;
     int size = none ? 0 : (int)(is_value ? e.value_size : e.key_size), pairs = is_value ? 0 : PAIRS;
     int begin = is_value ? turned_heads * (int)e.key_size + (head - turned_heads) * size : head * size;
+#if OVER_ALL_HEADS
+    /* Sums of squares of all queries and of all keys, those of each warp: double-buffered as the sines are. */
+    __shared__ float squares_of[2][2][THREADS / 32];
+    int queries = (int)(e.query_heads * e.key_size), first_head = blockIdx.x * BLOCK_HEADS;
+    /* Elements of queries and of keys, if the block has heads of them. */
+    int normed[2] = {first_head < (int)e.query_heads ? queries : 0,
+                     first_head < turned_heads && first_head + BLOCK_HEADS > (int)e.query_heads ? (int)(e.kv_heads * e.key_size) : 0};
+    int gain_begin = is_query ? begin : begin - queries;
+#else
+    const int gain_begin = 0;
+#endif
     float factor = is_query ? e.query_scale : e.key_scale;
     /* The address of the head in the cache. */
     const Strides& strides = is_value ? e.value_strides : e.key_strides;
@@ -121,18 +138,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_w
         float own_position = (float)position;
         if (row + gridDim.y < rows) read_row(row + gridDim.y);
         turn ^= 1;
-        if (PAIRS > 0) {
-            for (int pair = threadIdx.x; pair < PAIRS; pair += THREADS) {
-                float angle = __fmul_rn(own_position, e.frequencies[pair]);
-                sines[turn][pair] = sinf(angle);
-                cosines[turn][pair] = cosf(angle);
-            }
-            /* Sines of two rows, double-buffered: every thread here has read those of the row before last, which are overwritten
-             * next. */
-            __syncthreads();
+        for (int pair = threadIdx.x; pair < PAIRS; pair += THREADS) {
+            float angle = __fmul_rn(own_position, e.frequencies[pair]);
+            sines[turn][pair] = sinf(angle);
+            cosines[turn][pair] = cosf(angle);
         }
+#if OVER_ALL_HEADS
+#pragma unroll
+        for (int of_keys = 0; of_keys < 2; ++of_keys) {
+            float sum = 0.0f;
+            for (int i = threadIdx.x * 8; i < normed[of_keys]; i += THREADS * 8) {
+                float value[8];
+                load_eight(from - begin + (of_keys ? queries : 0) + i, value);
+#pragma unroll
+                for (int k = 0; k < 8; ++k) sum += value[k] * value[k];
+            }
+            sum = warp_sum(sum);
+            if (threadIdx.x % 32 == 0) squares_of[turn][of_keys][threadIdx.x / 32] = sum;
+        }
+#endif
+        /* What the threads of a block share of a row is double-buffered: every thread here has read that of the row before last, which is
+         * overwritten next. */
+        if (PAIRS > 0 || OVER_ALL_HEADS) __syncthreads();
         float scale = 1.0f;
-#if HEAD_NORMS
+#if OVER_ALL_HEADS
+        if (!is_value) {
+            float squares = 0.0f;
+#pragma unroll
+            for (int warp = 0; warp < THREADS / 32; ++warp) squares += squares_of[turn][!is_query][warp];
+            scale = 1.0f / sqrtf(squares / (float)normed[!is_query] + (is_query ? query_eps : key_eps));
+        }
+#elif HEAD_NORMS
         float squares = 0.0f;
         for (int i = lane * 8; i < size && !is_value; i += LANES * 8) {
             float value[8];
@@ -149,8 +185,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_w
 #if HEAD_NORMS
             if (is_value) return;
             float gain[8];
-            if (is_query) load_eight(query_gain + at, gain);
-            else load_eight(key_gain + at, gain);
+            if (is_query) load_eight(query_gain + gain_begin + at, gain);
+            else load_eight(key_gain + gain_begin + at, gain);
 #pragma unroll
             for (int k = 0; k < 8; ++k) value[k] *= scale * (gain[k] + (is_query ? query_offset : key_offset));
 #endif

@@ -24,8 +24,7 @@ struct Layers {
     head: usize,
     /// RMS norms, rotary positions, a gated MLP and no biases; else layer norms, a plain MLP, biases and the embedding in front.
     llama: bool,
-    /// Norms of query and key heads.
-    head_norms: bool,
+    head_norms: HeadNorms,
     /// Whether norms precede attention and MLP, and whether norms follow them.
     norms: [bool; 2],
     /// If not 0: every other layer has this window, and a rotary embedding of its own.
@@ -40,6 +39,14 @@ struct Layers {
     summed: bool,
     mlp: Mlp,
     pairing: RopePairing,
+}
+
+/// What the norms of queries and keys cover.
+#[derive(Clone, Copy, PartialEq)]
+enum HeadNorms {
+    None,
+    EachHead,
+    AllHeads,
 }
 
 /// Where the MLP of a layer is.
@@ -63,7 +70,7 @@ const LLAMA: Layers = Layers {
     group: 4,
     head: 64,
     llama: true,
-    head_norms: false,
+    head_norms: HeadNorms::None,
     norms: [true, false],
     window: 0,
     softcap: 0.0,
@@ -152,14 +159,15 @@ impl Layers {
                 start_at += count as u32;
                 program.call(columns, [Some(product)]).unwrap()
             });
-            if self.head_norms {
+            if self.head_norms != HeadNorms::None {
+                let over = |heads: usize| if self.head_norms == HeadNorms::AllHeads { heads } else { 1 };
                 let norm = RmsNorm { eps: 1e-6, weight_offset: 0.0 };
-                let mut normed = |x, name: &str| {
-                    let weight =
-                        vector(&mut program, format!("layers.{layer}.{name}_norm"), DType::F32, head);
+                let mut normed = |x, name: &str, heads: usize| {
+                    let name = format!("layers.{layer}.{name}_norm");
+                    let weight = vector(&mut program, name, DType::F32, over(heads) * head);
                     program.call(norm, [x, weight].map(Some)).unwrap()
                 };
-                (query, key) = (normed(query, "query"), normed(key, "key"));
+                (query, key) = (normed(query, "query", kv_heads * group), normed(key, "key", kv_heads));
             }
             if llama {
                 let rope = |heads: usize| Rope { heads: heads as u32, pairing: self.pairing, scale: 1.0 };
@@ -321,18 +329,24 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
     let plain = shapes.into_iter().map(|(dtype, format, function, sizes, llama)| {
         Layers { dtype, format, function, llama, ..LLAMA }.of(sizes)
     });
-    let normed = with_head_norms
-        .into_iter()
-        .map(|(dtype, format, sizes)| Layers { dtype, format, head_norms: true, ..LLAMA }.of(sizes));
-    let gemma = Layers { function: tanh, norms: [true; 2], window: 1024, head_norms: true, ..LLAMA };
+    let normed = with_head_norms.into_iter().map(|(dtype, format, sizes)| {
+        Layers { dtype, format, head_norms: HeadNorms::EachHead, ..LLAMA }.of(sizes)
+    });
+    let gemma =
+        Layers { function: tanh, norms: [true; 2], window: 1024, head_norms: HeadNorms::EachHead, ..LLAMA };
+    let over_all_heads = Layers { head_norms: HeadNorms::AllHeads, ..LLAMA };
     let variants = [
         Layers { ..gemma }.of([2560, 10_240, 4, 2, 256]),
         Layers { ..gemma }.of([1152, 6912, 1, 4, 256]),
-        Layers { head_norms: false, softcap: 50.0, ..gemma }.of([2304, 9216, 4, 2, 256]),
+        Layers { head_norms: HeadNorms::None, softcap: 50.0, ..gemma }.of([2304, 9216, 4, 2, 256]),
         Layers { dtype: f16, format: "int4g128_f16", ..gemma }.of([2560, 10_240, 4, 2, 256]),
         Layers { norms: [false, true], ..gemma }.of([2048, 4096, 8, 4, 64]),
         Layers { window: 4096, dtype: f16, format: "f16", ..LLAMA }.of([4096, 14_336, 8, 4, 128]),
         Layers { llama: false, ..LLAMA }.of([384, 512, 2, 16, 192]),
+        Layers { norms: [false, true], ..over_all_heads }.of([4096, 11_008, 32, 1, 128]),
+        Layers { norms: [false, true], ..over_all_heads }.of([5120, 27_648, 8, 5, 128]),
+        Layers { experts: Some(([64, 8], RouterScore::Softmax)), ..over_all_heads }
+            .of([2048, 1024, 16, 1, 128]),
     ];
     let with_experts = [
         (bf16, "bf16", [2048, 768, 4, 8, 128], [128, 8], RouterScore::Softmax),
@@ -346,7 +360,7 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
         (f16, "int8_f16", [4096, 14_336, 8, 4, 128], [8, 2], RouterScore::SoftmaxOfSelected),
     ];
     let mixtures = with_experts.into_iter().map(|(dtype, format, sizes, counts, score)| {
-        let head_norms = sizes[4] == 128;
+        let head_norms = if sizes[4] == 128 { HeadNorms::EachHead } else { HeadNorms::None };
         Layers { dtype, format, head_norms, experts: Some((counts, score)), ..LLAMA }.of(sizes)
     });
     let quick = Nonlinearity::QuickGelu;
@@ -369,7 +383,7 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
     ];
     let floats = [
         Layers { format: "mxfp4", ..LLAMA }.of([2048, 8192, 8, 4, 64]),
-        Layers { format: "mxfp4", head_norms: true, ..LLAMA }.of([5120, 17_408, 8, 5, 128]),
+        Layers { format: "mxfp4", head_norms: HeadNorms::EachHead, ..LLAMA }.of([5120, 17_408, 8, 5, 128]),
         Layers { format: "mxfp4", dtype: f16, llama: false, function: tanh, ..LLAMA }
             .of([768, 3072, 12, 1, 64]),
         Layers { format: "mxfp4", experts: Some(([128, 8], RouterScore::Softmax)), ..LLAMA }
@@ -394,7 +408,7 @@ pub(crate) fn summed_decoder_calls() -> impl Iterator<Item = ValidCall> {
     let (f16, tanh) = (DType::F16, Nonlinearity::GeluTanh);
     let layers = [
         (Layers { ..all }.of([4096, 7168, 4, 4, 128]), 2),
-        (Layers { head_norms: true, ..all }.of([8192, 3584, 1, 8, 128]), 8),
+        (Layers { head_norms: HeadNorms::EachHead, ..all }.of([8192, 3584, 1, 8, 128]), 8),
         (Layers { format: "int4g128_f16", ..all }.of([4096, 3584, 2, 4, 128]), 4),
         (
             Layers { dtype: f16, format: "f16", function: tanh, llama: false, ..all }
@@ -402,13 +416,17 @@ pub(crate) fn summed_decoder_calls() -> impl Iterator<Item = ValidCall> {
             2,
         ),
         (
-            Layers { function: tanh, norms: [true; 2], window: 1024, head_norms: true, ..all }
+            Layers { function: tanh, norms: [true; 2], window: 1024, head_norms: HeadNorms::EachHead, ..all }
                 .of([2560, 5120, 2, 2, 256]),
             2,
         ),
         (
-            Layers { head_norms: true, experts: Some(([128, 8], RouterScore::Softmax)), ..all }
-                .of([2048, 384, 2, 8, 128]),
+            Layers {
+                head_norms: HeadNorms::EachHead,
+                experts: Some(([128, 8], RouterScore::Softmax)),
+                ..all
+            }
+            .of([2048, 384, 2, 8, 128]),
             2,
         ),
     ];

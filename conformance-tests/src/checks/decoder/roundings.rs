@@ -42,7 +42,7 @@ pub(super) fn apart(what: &str, shape: &Shape, found: &Tensor, expected: &Tensor
     let Variant { post_norms, head_norms, scale, .. } = shape.variant;
     let further = [
         (post_norms, ROUNDINGS_OF_POST_NORMS),
-        (head_norms, ROUNDINGS_OF_HEAD_NORMS),
+        (head_norms.is_some(), ROUNDINGS_OF_HEAD_NORMS),
         (scale.is_some(), ROUNDINGS_OF_SCALE / LAYERS as f64),
     ];
     let further: f64 = further.into_iter().filter(|(has, _)| *has).map(|(_, roundings)| roundings).sum();

@@ -1,5 +1,6 @@
 //! What the layers of the decoder checks are made of.
 
+use crate::cases::NormSpan;
 use dsrun_core::{
     DType,
     op::{Nonlinearity, RopePairing},
@@ -151,8 +152,8 @@ pub(super) struct Variant {
     pub(super) pre_norms: bool,
     /// Whether the results of attention and MLP are normalised before they are added.
     pub(super) post_norms: bool,
-    /// Whether the heads of queries and keys are normalised.
-    pub(super) head_norms: bool,
+    /// What the norms of queries and keys cover, if they have any.
+    pub(super) head_norms: Option<NormSpan>,
     /// Added to the weights of norms.
     pub(super) weight_offset: f32,
     /// The window of each kind of attention; 0 for none.
@@ -180,7 +181,7 @@ pub(super) struct Variant {
 const PLAIN: Variant = Variant {
     pre_norms: true,
     post_norms: false,
-    head_norms: false,
+    head_norms: None,
     weight_offset: 0.0,
     windows: [0; 2],
     bases: [Some(10_000.0); 2],
@@ -197,7 +198,7 @@ const PLAIN: Variant = Variant {
 /// As Gemma 3 has them. The weights of norms are about 2, offset included, and so are the elements of normalised queries and keys.
 const GEMMA: Variant = Variant {
     post_norms: true,
-    head_norms: true,
+    head_norms: Some(NormSpan::EachHead),
     weight_offset: 1.0,
     windows: [40, 0],
     bases: [Some(10_000.0), Some(1_000_000.0)],
@@ -207,8 +208,12 @@ const GEMMA: Variant = Variant {
     ..PLAIN
 };
 
-/// Norms after attention and MLP, and two kinds of attention.
-pub(super) const VARIANTS: [Shape; 4] = [
+/// As OLMo 2 has them.
+const OLMO: Variant =
+    Variant { pre_norms: false, post_norms: true, head_norms: Some(NormSpan::AllHeads), ..PLAIN };
+
+/// Norms after attention and MLP, two kinds of attention, and norms over all heads, as OLMo 2 has them.
+pub(super) const VARIANTS: [Shape; 7] = [
     shape("two kinds of attention", true, [1, 3, 64], [192, 512]).with(GEMMA).embedding(),
     shape("norms after attention and MLP alone", true, [2, 4, 64], [256, 512]).with(Variant {
         pre_norms: false,
@@ -220,6 +225,11 @@ pub(super) const VARIANTS: [Shape; 4] = [
         ..GEMMA
     }),
     shape("a window", true, [2, 2, 128], [256, 384]).with(Variant { windows: [33; 2], ..PLAIN }),
+    shape("norms over all heads", true, [4, 1, 128], [512, 384]).with(OLMO),
+    shape("norms over all grouped heads", true, [8, 5, 64], [256, 512]).with(OLMO),
+    shape("experts, and norms over all heads", true, [2, 4, 64], [256, 128])
+        .with(Variant { pre_norms: true, post_norms: false, ..OLMO })
+        .of_experts(8, 8),
     shape("norms after products by integers", true, [2, 2, 128], [512, 768]).of("int4g128_f16").with(GEMMA),
 ];
 
@@ -249,7 +259,7 @@ pub(super) const LARGE_HEADS: [Shape; 4] = [
     shape("two kinds of attention with heads of 256", true, [2, 2, 256], [512, 384]).with(GEMMA),
     shape("soft caps", true, [2, 1, 256], [256, 512])
         // Queries and keys are not normalised, and about 3 in size.
-        .with(Variant { head_norms: false, softcap: 1.0, score_spread: 8.0, windows: [17, 0], ..GEMMA })
+        .with(Variant { head_norms: None, softcap: 1.0, score_spread: 8.0, windows: [17, 0], ..GEMMA })
         .embedding(),
     shape("groups of 16 heads of 256", true, [1, 16, 256], [128, 512]),
     shape("heads of 192 with keys of their own", false, [2, 1, 192], [384, 512]).embedding(),

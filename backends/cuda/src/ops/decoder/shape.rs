@@ -13,7 +13,7 @@ use crate::{
     collective::{PART_BYTES, RESULT_SETS},
     driver::kernel_spec::KernelSpec,
     ops::{
-        gemm::fused_linear::{Epilogue, RopeParams},
+        gemm::fused_linear::{Epilogue, NormSpan, RopeParams},
         operand, type_name, weight_type,
     },
 };
@@ -323,6 +323,7 @@ impl Shape {
                 "heads of {head} with {pairs} rotated pairs have norms of their own"
             )));
         }
+        let over_all_heads = input.norm_span(call)? == Some(NormSpan::AllHeads);
         let router = match layer.experts {
             Some(experts) => {
                 let weights =
@@ -347,6 +348,7 @@ impl Shape {
             ("SOFTCAP", i32::from(op.softcap > 0.0).to_string()),
             ("FUNCTION", up.function().to_string()),
             ("HEAD_NORMS", i32::from(layer.heads.norms.is_some()).to_string()),
+            ("OVER_ALL_HEADS", i32::from(over_all_heads).to_string()),
             ("HEAD_NORM", common_type(call, head_norms)?),
         ];
         let (layers, causal) = (body.layers.len(), op.mask == AttentionMask::Causal);

@@ -11,7 +11,7 @@ use crate::{
         bound::Bound,
         evenly,
         frame::Frame,
-        gemm::fused_linear::{Epilogue, FusedLinear},
+        gemm::fused_linear::{Epilogue, FusedLinear, NormSpan},
         operand, plane, result, type_name,
     },
 };
@@ -78,10 +78,12 @@ impl ApplyEpilogue {
                     Some(norms) => operand(call, norms[index].1).and_then(|weight| type_name(weight.dtype)),
                     None => Ok("f32"),
                 };
-                let defines: [(_, &dyn Display); 5] = [
+                let over_all = fused.norm_span(call)? == Some(NormSpan::AllHeads);
+                let defines: [(_, &dyn Display); 6] = [
                     ("X", &x),
                     ("BIAS", &"f32"),
                     ("HEAD_NORMS", &i32::from(heads.norms.is_some())),
+                    ("OVER_ALL_HEADS", &i32::from(over_all)),
                     ("QUERY_GAIN", &weight(0)?),
                     ("KEY_GAIN", &weight(1)?),
                 ];

@@ -5,7 +5,7 @@ use crate::{
     ops::{
         bound::Bound,
         frame::Frame,
-        gemm::fused_linear::{Epilogue, FusedLinear, Heads},
+        gemm::fused_linear::{Epilogue, FusedLinear, Heads, NormSpan},
         operand,
         params::Strides,
         type_name,
@@ -173,15 +173,24 @@ impl FusedLinear {
             let message = format!("query width {} is not a multiple of head size {size}", heads.columns[0]);
             return Err(Error::unsupported(message));
         }
-        for (_, weight) in heads.norms.iter().flatten() {
-            let width = operand(call, *weight)?.shape[0];
-            if width != size {
-                let message =
-                    format!("CUDA has no fused kernel for norms of {width} elements in heads of {size}");
-                return Err(Error::unsupported(message));
-            }
-        }
+        self.norm_span(call)?;
         Ok(Some([size, value_size, pairs]))
+    }
+
+    /// What the norms of queries and keys cover; fails for others than those of each head, or over all heads.
+    pub(in crate::ops) fn norm_span(&self, call: &CallDesc) -> Result<Option<NormSpan>> {
+        let Epilogue::Heads(Heads { norms: Some(norms), caches, columns, .. }) = self.epilogue else {
+            return Ok(None);
+        };
+        let size = operand(call, caches[0])?.shape[3];
+        let width = |index: usize| Ok::<_, Error>(operand(call, norms[index].1)?.shape[0]);
+        match [width(0)?, width(1)?] {
+            widths if widths == [size; 2] => Ok(Some(NormSpan::EachHead)),
+            widths if widths == columns[..2] => Ok(Some(NormSpan::AllHeads)),
+            [query, key] => Err(Error::unsupported(format!(
+                "CUDA has no fused kernel for norms of {query} and {key} elements over heads of {size}"
+            ))),
+        }
     }
 
     /// The numbers of query and KV heads, the key and value sizes of a head, and its rotated pairs.

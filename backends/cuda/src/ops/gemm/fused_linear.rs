@@ -30,7 +30,7 @@ pub(in crate::ops) struct RopeParams {
 /// An epilogue that splits a product into heads of queries, keys and values, and writes keys and values to the KV cache.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ops) struct Heads {
-    /// Norms of the heads of queries and keys, with their weight operands.
+    /// Norms of queries and keys, with their weight operands: of each head, or over all heads ([`NormSpan`]).
     pub(in crate::ops) norms: Option<[(RmsNorm, usize); 2]>,
     pub(in crate::ops) rope: Option<RopeParams>,
     /// The operands that are the caches of keys and values.
@@ -39,6 +39,13 @@ pub(in crate::ops) struct Heads {
     pub(in crate::ops) slots: usize,
     /// Columns of queries, keys and values.
     pub(in crate::ops) columns: [usize; 3],
+}
+
+/// What the norms of queries and keys cover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ops) enum NormSpan {
+    EachHead,
+    AllHeads,
 }
 
 /// The calls that follow a product in the same region.
