@@ -33,6 +33,31 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
+impl Prompt {
+    /// The tokens of the prompt for a model.
+    ///
+    /// # Errors
+    /// If the model has no tokenizer or no chat template, or the prompt cannot be encoded.
+    pub fn encode(&self, model: &Model) -> Result<Vec<u32>> {
+        let tokenizer = || {
+            let hint = "give token ids, or a model with a tokenizer";
+            model.tokenizer().ok_or(EngineError::Missing { what: "tokenizer", hint })
+        };
+        match self {
+            Self::Tokens(tokens) => Ok(tokens.clone()),
+            Self::Text(text) => {
+                let options = EncodeOptions { add_special: true, parse_special: true };
+                Ok(tokenizer()?.encode(text, options)?)
+            }
+            Self::Chat(messages) => {
+                let (template, tokenizer) = (model.chat_template()?, tokenizer()?);
+                let render = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+                Ok(template.prompt(tokenizer, messages, &render)?.encode(tokenizer)?)
+            }
+        }
+    }
+}
+
 /// How an answer is generated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
@@ -140,30 +165,6 @@ impl Pipeline {
         &mut self.engine
     }
 
-    fn tokenizer(&self) -> Result<&Tokenizer> {
-        let hint = "give token ids, or a model with a tokenizer";
-        self.model.tokenizer().ok_or(EngineError::Missing { what: "tokenizer", hint })
-    }
-
-    /// Encodes a prompt.
-    ///
-    /// # Errors
-    /// If the model has no tokenizer or no chat template, or the prompt cannot be encoded.
-    pub fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>> {
-        match prompt {
-            Prompt::Tokens(tokens) => Ok(tokens.clone()),
-            Prompt::Text(text) => {
-                let options = EncodeOptions { add_special: true, parse_special: true };
-                Ok(self.tokenizer()?.encode(text, options)?)
-            }
-            Prompt::Chat(messages) => {
-                let (template, tokenizer) = (self.model.chat_template()?, self.tokenizer()?);
-                let render = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-                Ok(template.prompt(tokenizer, messages, &render)?.encode(tokenizer)?)
-            }
-        }
-    }
-
     /// Continues one prompt.
     ///
     /// # Errors
@@ -186,7 +187,7 @@ impl Pipeline {
         options: &GenerateOptions,
         progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
     ) -> Result<Vec<Answer>> {
-        let encoded = prompts.iter().map(|prompt| self.encode(prompt)).collect::<Result<Vec<_>>>()?;
+        let encoded = prompts.iter().map(|prompt| prompt.encode(&self.model)).collect::<Result<Vec<_>>>()?;
         let mut streams = Vec::new();
         let mut indices = HashMap::new();
         let submitted = self.submit_all(encoded, options, &mut streams, &mut indices);

@@ -1,8 +1,9 @@
 // Linear layers of many rows by cooperative matrices: f16 factors, f32 sums. The epilogues are those of linear.wgsl.
 //
 // A workgroup computes a tile of TILE_ROWS rows by TILE_OUTPUTS outputs; each of its subgroups of 32 threads a part of WARP_ROWS by
-// WARP_OUTPUTS, as fragments of 16 x 16. STEP columns of both factors are staged in workgroup memory: x as it is, the weight
-// converted to f16. While a step is multiplied, the next one is loaded to registers. Rows in workgroup memory are 16 bytes longer
+// WARP_OUTPUTS, as fragments of 16 x 16. Where rows are few, SPLITS subgroups have the same part and divide the columns of a step, so
+// that a small tile has many threads, which together ask for many bytes; their sums are added in the end. STEP columns of both factors are staged in workgroup memory: x as it is, the weight
+// converted to f16. While a step is multiplied, the next AHEAD are loaded to registers; AHEAD divides the steps. Rows in workgroup memory are 16 bytes longer
 // than the columns, so that eight rows of 16 bytes are in different banks.
 //
 // The weight is bound for writing although nothing writes it: drivers move loads of read-only buffers behind the products, to just
@@ -26,7 +27,7 @@ const STAGE: u32 = 16u * STAGE_PITCH;
 
 // BUFFERS tiles of x and the weight.
 var<workgroup> tiles: array<vec4<f16>, BUFFERS * TILE>;
-// A fragment of sums of each subgroup.
+// A fragment of sums of each subgroup, those of a part together.
 var<workgroup> stage: array<f32, THREADS / 32u * STAGE>;
 
 #if EMULATED
@@ -54,14 +55,17 @@ fn halves_of(words: vec2<u32>) -> vec4<f16> {
     return vec4<f16>(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)));
 }
 
-// Applies the epilogue to a fragment of sums, which is in `stage` at `at`.
-fn finish_fragment(rows: u32, first_row: u32, first_unit: u32, at: u32, lane: u32) {
-    for (var index = lane; index < 64u; index += 32u) {
+// Applies the epilogue to a fragment, whose SPLITS parts of sums are in `stage` from `at` on. The subgroups that have them share the work.
+fn finish_fragment(rows: u32, first_row: u32, first_unit: u32, at: u32, thread: u32) {
+    for (var index = thread; index < 64u; index += 32u * SPLITS) {
         let row = first_row + index / 4u;
         let unit = first_unit + index % 4u;
         if (row >= rows || unit >= P.units) { continue; }
-        let first = at + index / 4u * STAGE_PITCH + index % 4u * 4u;
-        var sums = vec4<f32>(stage[first], stage[first + 1u], stage[first + 2u], stage[first + 3u]);
+        var sums = vec4<f32>();
+        for (var split = 0u; split < SPLITS; split += 1u) {
+            let first = at + split * STAGE + index / 4u * STAGE_PITCH + index % 4u * 4u;
+            sums += vec4<f32>(stage[first], stage[first + 1u], stage[first + 2u], stage[first + 3u]);
+        }
 #if SCALED
         let outputs = min(outputs_of(P.first_unit + unit), vec4<u32>(P.w_first + P.w_rows - 1u));
         for (var i = 0u; i < 4u; i += 1u) { sums[i] *= inverse_of_power(w_half_scale(outputs[i])); }
@@ -98,7 +102,9 @@ fn linear_matrices(
     let x_row_$N = lid / X_CHUNKS + $Nu * (THREADS / X_CHUNKS);
     let x_from_$N = min(first_row + x_row_$N, last_row) * (P.x_stride / 8u) + lid % X_CHUNKS;
     let x_to_$N = x_row_$N * PITCH + lid % X_CHUNKS * 2u;
-    var x_$N = x_data[x_from_$N];
+#each A AHEAD
+    var x_$N_$A = x_data[x_from_$N + $Au * STEP / 8u];
+#endeach
 #endeach
 #each N W_LOADS
     let w_index_$N = lid + $Nu * THREADS;
@@ -106,11 +112,15 @@ fn linear_matrices(
     let output_$N = min(outputs_of(P.first_unit + first_unit + w_row_$N / 4u)[w_row_$N % 4u], P.w_first + P.w_rows - 1u);
     let w_from_$N = w_index_$N % W_VECTORS;
     let w_to_$N = W_TILE + w_row_$N * PITCH + w_from_$N * W_QUADS;
-    var w_$N = w_vector(output_$N, w_from_$N);
 #if SCALED
     let w_scale_$N = w_half_scale(output_$N);
-    var affine_$N = w_affine(output_$N, w_from_$N * 4u * W_QUADS);
 #endif
+#each A AHEAD
+    var w_$N_$A = w_vector(output_$N, w_from_$N + $Au * STEP / (4u * W_QUADS));
+#if SCALED
+    var affine_$N_$A = w_affine(output_$N, $Au * STEP + w_from_$N * 4u * W_QUADS);
+#endif
+#endeach
 #endeach
 #each I ROW_FRAGMENTS
 #each J OUTPUT_FRAGMENTS
@@ -121,17 +131,21 @@ fn linear_matrices(
 #endif
 #endeach
 #endeach
-    let warp_row = warp / WARPS_ACROSS * ROW_FRAGMENTS * 16u;
-    let warp_output = warp % WARPS_ACROSS * OUTPUT_FRAGMENTS * 16u;
+    let part = warp / SPLITS;
+    let split = warp % SPLITS;
+    let warp_row = part / WARPS_ACROSS * ROW_FRAGMENTS * 16u;
+    let warp_output = part % WARPS_ACROSS * OUTPUT_FRAGMENTS * 16u;
     var buffer = 0u;
     let inputs = select(P.inputs, 0u, empty);
-    for (var k = 0u; k < inputs; k += STEP) {
+    for (var first = 0u; first < inputs; first += AHEAD * STEP) {
+#each A AHEAD
+        {
 #if !DOUBLE
         workgroupBarrier();
 #endif
 #each N X_LOADS
-        tiles[buffer + x_to_$N] = halves_of(x_$N.xy);
-        tiles[buffer + x_to_$N + 1u] = halves_of(x_$N.zw);
+        tiles[buffer + x_to_$N] = halves_of(x_$N_$A.xy);
+        tiles[buffer + x_to_$N + 1u] = halves_of(x_$N_$A.zw);
 #endeach
 #each N W_LOADS
 #if PARTIAL
@@ -141,29 +155,29 @@ fn linear_matrices(
 #endif
 #if SCALED
 #each Q W_QUADS
-            tiles[buffer + w_to_$N + $Qu] = vec4<f16>(w_scaled_quad(w_$N, $Qu, affine_$N, w_scale_$N));
+            tiles[buffer + w_to_$N + $Qu] = vec4<f16>(w_scaled_quad(w_$N_$A, $Qu, affine_$N_$A, w_scale_$N));
 #endeach
 #else
-            tiles[buffer + w_to_$N] = halves_of(w_$N.xy);
-            tiles[buffer + w_to_$N + 1u] = halves_of(w_$N.zw);
+            tiles[buffer + w_to_$N] = halves_of(w_$N_$A.xy);
+            tiles[buffer + w_to_$N + 1u] = halves_of(w_$N_$A.zw);
 #endif
         }
 #endeach
         workgroupBarrier();
-        // The last step loads its columns again, which is simpler than not to.
-        let next = min(k + STEP, P.inputs - STEP);
+        // The last steps load columns again, which is simpler than not to.
+        let next_$A = min(first + (AHEAD + $Au) * STEP, P.inputs - STEP);
 #each N X_LOADS
-        x_$N = x_data[x_from_$N + next / 8u];
+        x_$N_$A = x_data[x_from_$N + next_$A / 8u];
 #endeach
 #each N W_LOADS
-        w_$N = w_vector(output_$N, w_from_$N + next / (4u * W_QUADS));
+        w_$N_$A = w_vector(output_$N, w_from_$N + next_$A / (4u * W_QUADS));
 #if SCALED
-        affine_$N = w_affine(output_$N, next + w_from_$N * 4u * W_QUADS);
+        affine_$N_$A = w_affine(output_$N, next_$A + w_from_$N * 4u * W_QUADS);
 #endif
 #endeach
-        let x_at = buffer + warp_row * PITCH;
-        let w_at = buffer + W_TILE + warp_output * PITCH;
-#each K STEP_FRAGMENTS
+        let x_at = buffer + warp_row * PITCH + split * SPLIT_FRAGMENTS * 4u;
+        let w_at = buffer + W_TILE + warp_output * PITCH + split * SPLIT_FRAGMENTS * 4u;
+#each K SPLIT_FRAGMENTS
 #each I ROW_FRAGMENTS
 #if EMULATED
         let a_$K_$I = x_at + $Iu * 16u * PITCH + $Ku * 4u;
@@ -189,6 +203,8 @@ fn linear_matrices(
 #if DOUBLE
         buffer = TILE - buffer;
 #endif
+        }
+#endeach
     }
     let place = warp * STAGE;
     let fragments = select(FRAGMENTS, 0u, empty);
@@ -208,6 +224,6 @@ fn linear_matrices(
         workgroupBarrier();
         let row = first_row + warp_row + fragment / OUTPUT_FRAGMENTS * 16u;
         let unit = first_unit + (warp_output + fragment % OUTPUT_FRAGMENTS * 16u) / 4u;
-        finish_fragment(rows, row, unit, place, lane);
+        finish_fragment(rows, row, unit, part * SPLITS * STAGE, split * 32u + lane);
     }
 }

@@ -25,6 +25,8 @@ const MIN_CALLS: usize = 8;
 /// The least time of a measurement in seconds, within which calls are launched again: the host takes up to some hundred microseconds
 /// between the first event and the first call, which would count.
 const LEAST_SECONDS: f64 = 2e-3;
+/// Seconds of launches before a measurement: the clock of an idle device rises slowly, and compiling a kernel leaves it idle.
+const WARM_SECONDS: f64 = 0.1;
 /// The most launches of a measurement.
 const MOST_LAUNCHES: u32 = 64;
 
@@ -271,9 +273,15 @@ impl Clock {
             None => Box::new(CallList::new(calls)),
         };
         graph.launch(stream)?;
-        // The first measurement is only for the number of launches of the others.
-        let once = self.time(&*graph, stream, 1)?;
-        let launches = ((LEAST_SECONDS / once).ceil() as u32).clamp(1, most);
+        // These measurements are only for the clock, and for the number of launches of the others.
+        let (start, mut launches) = (Instant::now(), 1);
+        loop {
+            let once = self.time(&*graph, stream, launches)?;
+            launches = ((LEAST_SECONDS / once).ceil() as u32).clamp(1, most);
+            if most == 1 || start.elapsed().as_secs_f64() >= WARM_SECONDS {
+                break;
+            }
+        }
         let mut seconds = Vec::with_capacity(repeats.max(1));
         for _ in 0..repeats.max(1) {
             seconds.push(self.time(&*graph, stream, launches)?);

@@ -195,10 +195,21 @@ pub(crate) fn load_fitted(
     options: EngineOptions,
     terminal: &Terminal,
 ) -> Result<Pipeline> {
-    let (options, note) = fit::for_one_request(&model, draft, devices, options)?;
-    let plan = fit::plan_chosen(&model, draft, devices, &options, note.as_deref(), terminal)?;
+    let plan = plan_fitted(&model, draft, devices, options, terminal)?;
     let engine = load_plan(plan, &model, devices, terminal)?;
     Ok(Pipeline::with_engine(model, engine))
+}
+
+/// Plans an engine for one request, with the context that suits the model and the memory unless one is given.
+pub(crate) fn plan_fitted(
+    model: &Model,
+    draft: Option<&Arc<Model>>,
+    devices: &Devices,
+    options: EngineOptions,
+    terminal: &Terminal,
+) -> Result<EnginePlan> {
+    let (options, note) = fit::for_one_request(model, draft, devices, options)?;
+    fit::plan_chosen(model, draft, devices, &options, note.as_deref(), terminal)
 }
 
 /// Plans an engine, shows its memory plan, and loads it.

@@ -18,7 +18,7 @@ pub(super) const SOURCE: &str = include_str!("../../kernels/linear.wgsl");
 /// Up to this many rows, the weight is read once per [`ROWS_AT_ONCE`] rows instead of once per 64.
 pub(super) const FEW_ROWS: usize = 8;
 /// Rows of a workgroup of the kernel for few rows.
-const ROWS_AT_ONCE: usize = 4;
+pub(super) const ROWS_AT_ONCE: usize = 4;
 /// Outputs of a unit, which a thread computes together.
 pub(super) const UNIT: usize = 4;
 

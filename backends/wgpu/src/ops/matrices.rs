@@ -2,7 +2,7 @@
 
 use super::{
     launch::{CallPlan, Launch, Scratch, Value},
-    linear::{FEW_ROWS, FusedLinear, UNIT},
+    linear::{FusedLinear, ROWS_AT_ONCE, UNIT},
     weight,
 };
 use crate::driver::{
@@ -10,6 +10,7 @@ use crate::driver::{
     shader::{EMULATED, MATRICES, WeightElement},
 };
 use dsrun_core::{DType, Error, Result, TensorDesc, kernels::CallDesc};
+use std::iter;
 
 const SOURCE: &str = include_str!("../../kernels/matrices.wgsl");
 const HALVES: &str = include_str!("../../kernels/halves.wgsl");
@@ -18,9 +19,11 @@ const HALVES: &str = include_str!("../../kernels/halves.wgsl");
 const FRAGMENT: usize = 16;
 /// Threads of a subgroup.
 pub(crate) const SUBGROUP: usize = 32;
-/// Columns of a step, and those of it where they do not divide the inputs.
-const LONG_STEP: usize = 64;
+/// The columns of the shortest step.
 const SHORT_STEP: usize = 32;
+/// Rows up to which a tile has all of them, on adapters with matrices and on those that emulate them.
+const FEW_ROWS_OF_TILE: usize = 64;
+const FEW_ROWS_OF_EMULATED: usize = 32;
 
 /// The tile of a workgroup, and the part of it that each subgroup computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,23 +32,41 @@ struct Tile {
     outputs: usize,
     warp_rows: usize,
     warp_outputs: usize,
+    /// Subgroups that have the same part, and divide the columns of a step.
+    splits: usize,
     /// Columns that are staged in workgroup memory at once.
     step: usize,
+    /// Steps that are loaded ahead, which divide the number of steps.
+    ahead: usize,
 }
+
+/// Tiles of many rows and of few. Workgroups of the latter are few, and wait for their loads, so each asks for many columns at a time
+/// and ahead.
+const MANY: Tile =
+    Tile { rows: 128, outputs: 128, warp_rows: 64, warp_outputs: 32, splits: 1, step: 64, ahead: 1 };
+const FEW: Tile = Tile { outputs: 32, warp_outputs: 32, splits: 8, step: 256, ahead: 4, ..MANY };
+/// Emulated tiles are small, because loops in place of matrices are long to compile.
+const EMULATED_MANY: Tile =
+    Tile { rows: 64, outputs: 32, warp_rows: 32, warp_outputs: 16, step: SHORT_STEP, ..MANY };
+const EMULATED_FEW: Tile = Tile { outputs: 16, splits: 2, ahead: 2, ..EMULATED_MANY };
 
 impl Tile {
     /// The tile for a number of rows and inputs, if there is one for the adapter: its step divides the inputs, and workgroup memory has
-    /// room for it. Emulated ones are small, because loops in place of matrices are long to compile.
+    /// room for it.
     fn of(rows: usize, inputs: usize, spec: &DeviceSpec) -> Option<Self> {
-        let tile = if spec.matrices? == Matrices::Emulated {
-            Self { rows: 64, outputs: 32, warp_rows: 32, warp_outputs: 16, step: SHORT_STEP }
-        } else if rows <= 64 {
-            Self { rows: 64, outputs: 64, warp_rows: 32, warp_outputs: 32, step: LONG_STEP }
-        } else {
-            Self { rows: 128, outputs: 128, warp_rows: 64, warp_outputs: 32, step: LONG_STEP }
+        let (many, few, most) = match spec.matrices? {
+            Matrices::Emulated => (EMULATED_MANY, EMULATED_FEW, FEW_ROWS_OF_EMULATED),
+            Matrices::Cooperative => (MANY, FEW, FEW_ROWS_OF_TILE),
         };
-        let tiles = [tile.step, SHORT_STEP].map(|step| Self { step, ..tile });
-        tiles.into_iter().find(|tile| inputs.is_multiple_of(tile.step) && tile.fits(1, spec))
+        let all = rows.next_multiple_of(FRAGMENT);
+        let tile = if rows <= most { Self { rows: all, warp_rows: all, ..few } } else { many };
+        let mut steps = iter::successors(Some(tile.step), |step| (*step > SHORT_STEP).then_some(step / 2));
+        let fitting = |step: usize| {
+            let splits = tile.splits.min(step / FRAGMENT);
+            let ahead = (1..=tile.ahead).rev().find(|ahead| inputs.is_multiple_of(ahead * step))?;
+            Some(Self { step, splits, ahead, ..tile }).filter(|tile| tile.fits(1, spec))
+        };
+        steps.find_map(fitting)
     }
 
     /// Whether workgroup memory has room for this number of tiles of both factors.
@@ -54,7 +75,7 @@ impl Tile {
     }
 
     fn threads(&self) -> usize {
-        self.rows / self.warp_rows * (self.outputs / self.warp_outputs) * SUBGROUP
+        self.rows / self.warp_rows * (self.outputs / self.warp_outputs) * self.splits * SUBGROUP
     }
 
     /// Bytes of workgroup memory with this number of tiles of both factors.
@@ -75,6 +96,10 @@ pub(super) fn suits(
     let Some(x) = call.tensor(0) else { return false };
     let (&[rows, inputs], &[stride, _]) = (x.shape.as_slice(), x.strides.as_slice()) else { return false };
     let whole_row = || call.tensor(1).is_some_and(|norm| norm.shape == [inputs]);
+    // The kernel for few rows reads the weight once for so many.
+    if rows <= ROWS_AT_ONCE {
+        return false;
+    }
     let aligned = inputs > 0 && stride.is_multiple_of(4) && Tile::of(rows, inputs, spec).is_some();
     let fits = |part: &weight::Layout| match (part.element, x.dtype) {
         (WeightElement::F16, DType::F16) | (WeightElement::BF16, DType::BF16) => true,
@@ -83,7 +108,7 @@ pub(super) fn suits(
         }
         _ => false,
     };
-    rows > FEW_ROWS && aligned && (fused.norm.is_none() || whole_row()) && parts.iter().all(fits)
+    aligned && (fused.norm.is_none() || whole_row()) && parts.iter().all(fits)
 }
 
 /// The dispatches of a linear layer that [`suits`]: one that converts the rows, unless they can be read as they are, and one per
@@ -153,7 +178,9 @@ pub(super) fn plan(
             ("OUTPUT_FRAGMENTS", tile.warp_outputs / FRAGMENT),
             ("THREADS", tile.threads()),
             ("STEP", tile.step),
-            ("STEP_FRAGMENTS", tile.step / FRAGMENT),
+            ("AHEAD", tile.ahead),
+            ("SPLITS", tile.splits),
+            ("SPLIT_FRAGMENTS", tile.step / FRAGMENT / tile.splits),
             ("BUFFERS", 1 + usize::from(double)),
             ("X_LOADS", tile.rows * (tile.step / 8) / tile.threads()),
             ("W_LOADS", (tile.outputs * vectors).div_ceil(tile.threads())),

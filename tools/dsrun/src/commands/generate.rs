@@ -6,12 +6,12 @@ use crate::{
     devices::open_devices,
     input,
     interrupt::{self, Termination},
-    session::{engine_options, generate_options, load_fitted, open_draft, open_model},
+    session::{engine_options, generate_options, load_plan, open_draft, open_model, plan_fitted},
     terminal::Terminal,
     trace_file::TraceFile,
 };
 use anyhow::{Result, bail};
-use dsrun_engine::{Answer, EngineOptions, FinishReason, Prompt};
+use dsrun_engine::{Answer, EngineError, EngineOptions, FinishReason, Pipeline, Prompt};
 use dsrun_models::{
     chat::Message,
     model::{Model, ModelError},
@@ -41,13 +41,20 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     }
     let speculation = command.speculation.speculation();
     let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1, &devices) };
-    let mut pipeline = load_fitted(model, draft.as_ref(), &devices, engine, terminal)?;
+    let plan = plan_fitted(&model, draft.as_ref(), &devices, engine, terminal)?;
+    // Before the weights are loaded, which takes longer than to find a prompt too long.
+    let (tokens, context) = (prompt.encode(&model)?, plan.context());
+    if tokens.len() > context {
+        return Err(EngineError::PromptTooLong { tokens: tokens.len(), context }.into());
+    }
+    let engine = load_plan(plan, &model, &devices, terminal)?;
+    let mut pipeline = Pipeline::with_engine(model, engine);
 
     pipeline.engine().record_trace(true)?;
     interrupt::listen(Termination::Ends)?;
     let mut writer = (!command.json).then(|| terminal.stream());
     let mut written = Ok(());
-    let answers = pipeline.generate_all(&[prompt], &options, &mut |progress| {
+    let answers = pipeline.generate_all(&[Prompt::Tokens(tokens)], &options, &mut |progress| {
         if let Some(writer) = &mut writer {
             written = writer.token(progress.text);
         }

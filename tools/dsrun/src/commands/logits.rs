@@ -21,7 +21,7 @@ pub(crate) fn run(command: &Logits, terminal: &Terminal) -> Result<()> {
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let mut pipeline =
         load(model, None, &devices, &engine_options(&command.setup.engine, 1, &devices), terminal)?;
-    let tokens = pipeline.encode(&prompt)?;
+    let tokens = prompt.encode(pipeline.model())?;
     if let Some(outside) = command.at.iter().find(|at| **at >= tokens.len()) {
         bail!("there is no position {outside}: the text has {} tokens, counted from 0", tokens.len());
     }

@@ -35,7 +35,10 @@ const TILED: &[&str] = &["linear_many"];
 #[case::f16(DType::F16, "f16", [512, 96, 64], MATRICES_ALONE)]
 #[case::half_a_long_step(DType::F16, "f16", [512, 96, 96], MATRICES_ALONE)]
 #[case::half_a_long_step_of_groups(DType::F16, "q4_0", [64, 96, 96], MATRICES_ALONE)]
-#[case::few_rows(DType::F16, "f16", [8, 96, 64], &["linear_few"])]
+#[case::no_rows(DType::F16, "f16", [0, 96, 64], &["linear_few"])]
+#[case::few_rows(DType::F16, "f16", [4, 96, 64], &["linear_few"])]
+#[case::more_rows(DType::F16, "f16", [5, 96, 64], MATRICES_ALONE)]
+#[case::few_rows_without_a_step(DType::F16, "f16", [8, 96, 72], &["linear_few"])]
 #[case::part_of_a_step(DType::F16, "f16", [512, 96, 72], TILED)]
 #[case::f32(DType::F32, "f32", [512, 96, 64], TILED)]
 #[case::f32_activations(DType::F32, "f16", [512, 96, 64], TILED)]
@@ -70,7 +73,10 @@ fn adapters_without_matrices_use_tiles() {
 #[case::half_a_step(48 << 10, [512, 96, 96], Some(32))]
 #[case::little(32 << 10, [512, 96, 64], Some(32))]
 #[case::too_little(16 << 10, [512, 96, 64], None)]
-#[case::too_little_for_many_rows_only(20 << 10, [64, 96, 64], Some(32))]
+#[case::too_little_for_many_rows_only(20 << 10, [64, 96, 64], Some(64))]
+#[case::little_for_fewer_rows(16 << 10, [64, 96, 64], Some(32))]
+#[case::wide_steps_of_few_rows(48 << 10, [16, 96, 512], Some(256))]
+#[case::shorter_steps_of_more_rows(48 << 10, [64, 96, 512], Some(128))]
 fn steps_fit_into_workgroup_memory(
     #[case] bytes: u32,
     #[case] sizes: [usize; 3],

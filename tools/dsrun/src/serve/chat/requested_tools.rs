@@ -29,17 +29,25 @@ pub(crate) struct RequestedTools {
     several: bool,
 }
 
-/// Checks that the schema of a tool's arguments is one of objects.
-fn check_parameters(index: usize, parameters: Option<&Value>) -> Result<(), ApiError> {
-    let of_objects =
-        |schema: &Value| schema.is_object() && schema.get("type").is_none_or(|kind| kind == "object");
-    match parameters.filter(|schema| !of_objects(schema)) {
-        Some(_) => {
-            let field = format!("tools[{index}].function.parameters");
-            Err(ApiError::field(field, "must be a JSON schema of the type object"))
+/// Checks that the schema of a tool's arguments is one of objects. If it allows other types too, these are taken out: arguments are always
+/// an object.
+fn check_parameters(index: usize, parameters: Option<&mut Value>) -> Result<(), ApiError> {
+    let Some(parameters) = parameters else { return Ok(()) };
+    let is_of_objects = match parameters.as_object_mut().map(|schema| schema.get_mut("type")) {
+        None => false,
+        Some(None) => true,
+        Some(Some(kind)) => {
+            if kind.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "object")) {
+                *kind = "object".into();
+            }
+            kind == "object"
         }
-        None => Ok(()),
+    };
+    if is_of_objects {
+        return Ok(());
     }
+    let field = format!("tools[{index}].function.parameters");
+    Err(ApiError::field(field, "must be a JSON schema of the type object"))
 }
 
 impl RequestedTools {
@@ -64,9 +72,9 @@ impl RequestedTools {
         if all.len() > MAX_TOOLS {
             return Err(ApiError::field("tools", format!("at most {MAX_TOOLS}")));
         }
-        for (index, Tool::Function { function }) in all.iter().enumerate() {
+        for (index, Tool::Function { function }) in all.iter_mut().enumerate() {
             check_name(index, &function.name)?;
-            check_parameters(index, function.parameters.as_ref())?;
+            check_parameters(index, function.parameters.as_mut())?;
         }
         let unknown = |name: &str| ApiError::field("tool_choice", format!("there is no tool {name:?}"));
         // Only the allowed tools are shown to the model.

@@ -143,6 +143,13 @@ async fn arguments_are_objects() {
         let (field, _) = server.refused(CHAT, &with(question("x", 4), json!({"tools": tools}))).await;
         assert_eq!(field, "tools[0].function.parameters", "{parameters}");
     }
+    // Of several types the others are left out.
+    let nullable = json!({"type": ["null", "object"], "properties": {}, "additionalProperties": false});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": nullable}});
+    let fields = json!({"tools": [tool], "tool_choice": "required"});
+    let answer = server.served(CHAT, &with(question("x", 60), fields)).await;
+    let arguments = &answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"];
+    assert_eq!(serde_json::from_str::<Value>(arguments.as_str().unwrap()).unwrap(), json!({}), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
