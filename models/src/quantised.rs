@@ -16,10 +16,12 @@
 //! (`N` outputs, `K` inputs, `G` groups of inputs; the words are those of 4 bits. The lowest bits of a word come first.)
 //!
 //! GPTQ may assign inputs to groups in another order (`g_idx`, "act-order"). No format here can say that, so such a matrix is
-//! decoded as it is read, in the type of its scales, and takes 16 bits for each weight; a warning says so.
+//! decoded as it is read, in the type of its scales, and takes 16 bits for each weight; a warning says so. So is a matrix of 8-bit floats
+//! (FP8), to bf16.
 
 mod awq;
 mod compressed_tensors;
+mod float8;
 mod gptq;
 mod matrix;
 mod mxfp4;
@@ -31,6 +33,7 @@ use crate::{
     weights::TensorSource,
 };
 use dsrun_core::{GroupSize, ScaleType, WeightType};
+use float8::Float8;
 use matrix::Matrix;
 use mxfp4::Mxfp4;
 use std::{
@@ -45,12 +48,58 @@ type Result<T> = std::result::Result<T, String>;
 #[derive(Debug)]
 pub struct QuantisedFiles {
     files: SafetensorsFiles,
-    /// By the name of the matrix, `<module>.weight`.
-    matrices: BTreeMap<String, Matrix>,
-    /// The matrices of experts, by `<module>.mxfp4`.
-    experts: BTreeMap<String, Mxfp4>,
+    /// By the name of the matrix, `<module>.weight`; of the matrices of experts `<module>.mxfp4`.
+    matrices: BTreeMap<String, Stored>,
     /// The tensors that matrices are made of.
     parts: HashSet<String>,
+}
+
+/// A matrix as the files hold it.
+#[derive(Debug)]
+enum Stored {
+    Integers(Matrix),
+    Floats8(Float8),
+    Experts(Mxfp4),
+}
+
+impl Stored {
+    /// The type of its rows.
+    fn weight_type(&self) -> &WeightType {
+        match self {
+            Self::Integers(matrix) => matrix.weight_type(),
+            Self::Floats8(matrix) => &matrix.weight_type,
+            Self::Experts(experts) => &experts.weight_type,
+        }
+    }
+
+    /// The tensors that belong to it.
+    fn tensors(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        match self {
+            Self::Integers(matrix) => Box::new(matrix.tensors()),
+            Self::Floats8(matrix) => Box::new(matrix.tensors()),
+            Self::Experts(experts) => {
+                Box::new([&experts.blocks, &experts.scales].into_iter().map(String::as_str))
+            }
+        }
+    }
+
+    /// Rows `first .. first + count`.
+    fn rows(&self, files: &SafetensorsFiles, first: usize, count: usize) -> dsrun_core::Result<Vec<u8>> {
+        match self {
+            Self::Integers(matrix) => matrix.rows(files, first, count),
+            Self::Floats8(matrix) => matrix.rows(files, first, count),
+            Self::Experts(experts) => experts.rows(files, first, count),
+        }
+    }
+
+    /// Why it is decoded as it is read, if it is.
+    fn decoded_because(&self) -> Option<&'static str> {
+        match self {
+            Self::Integers(matrix) if matrix.is_decoded() => Some("inputs are in act-order (desc_act)"),
+            Self::Floats8(_) => Some("weights are 8-bit floats (FP8)"),
+            Self::Integers(_) | Self::Experts(_) => None,
+        }
+    }
 }
 
 impl QuantisedFiles {
@@ -62,9 +111,8 @@ impl QuantisedFiles {
         files: SafetensorsFiles,
         quantisation: &Quantisation,
     ) -> std::result::Result<Self, ModelError> {
-        let mut opened =
-            Self { matrices: BTreeMap::new(), experts: BTreeMap::new(), parts: HashSet::new(), files };
-        let mut decoded = 0;
+        let mut opened = Self { matrices: BTreeMap::new(), parts: HashSet::new(), files };
+        let mut decoded: BTreeMap<&str, usize> = BTreeMap::new();
         for tensor in opened.files.tensors() {
             let Some(module) = module_of(&tensor, quantisation) else { continue };
             let wrong = |problem| ModelError::Quantised {
@@ -73,31 +121,34 @@ impl QuantisedFiles {
                 problem,
             };
             let parts = Parts { files: &opened.files, module };
-            let matrix = match quantisation {
-                Quantisation::Mxfp4 => {
-                    let experts = Mxfp4::new(&opened.files, module).map_err(wrong)?;
-                    opened.parts.extend([experts.blocks.clone(), experts.scales.clone()]);
-                    opened.experts.insert(format!("{module}.mxfp4"), experts);
-                    continue;
+            let stored = match quantisation {
+                Quantisation::Mxfp4 => Mxfp4::new(&opened.files, module).map(Stored::Experts),
+                Quantisation::Gptq(gptq) => gptq::matrix(parts, gptq).map(Stored::Integers),
+                Quantisation::Awq(group) => awq::matrix(parts, *group).map(Stored::Integers),
+                Quantisation::Float8(block) => Float8::new(parts, *block).map(Stored::Floats8),
+                Quantisation::CompressedTensors(_) if tensor.dtype == float8::DTYPE => {
+                    let block = quantisation.block_of(module).map_err(|error| error.to_string());
+                    block.and_then(|block| Float8::new(parts, block)).map(Stored::Floats8)
                 }
-                Quantisation::Gptq(gptq) => gptq::matrix(parts, gptq),
-                Quantisation::Awq(group) => awq::matrix(parts, *group),
                 Quantisation::CompressedTensors(_) => {
                     let inputs = quantisation.quantises_inputs(module).map_err(|error| error.to_string());
-                    inputs.and_then(|inputs| compressed_tensors::matrix(parts, inputs))
+                    inputs.and_then(|inputs| compressed_tensors::matrix(parts, inputs)).map(Stored::Integers)
                 }
             };
-            let matrix = matrix.map_err(wrong)?;
-            decoded += usize::from(matrix.is_decoded());
-            opened.parts.extend(matrix.tensors().map(str::to_owned));
-            opened.matrices.insert(format!("{module}.weight"), matrix);
+            let stored = stored.map_err(wrong)?;
+            if let Some(reason) = stored.decoded_because() {
+                *decoded.entry(reason).or_default() += 1;
+            }
+            opened.parts.extend(stored.tensors().map(str::to_owned));
+            let part = if let Stored::Experts(_) = stored { "mxfp4" } else { "weight" };
+            opened.matrices.insert(format!("{module}.{part}"), stored);
         }
-        if decoded > 0 {
+        for (reason, decoded) in decoded {
             let files = opened.files.path().display();
             let all = opened.matrices.len();
             tracing::warn!(
-                %files, decoded, all,
-                "matrices have their inputs in act-order (desc_act); they are decoded and take 16 bits for each weight"
+                %files, decoded, all, reason,
+                "matrices are decoded and take 16 bits for each weight"
             );
         }
         Ok(opened)
@@ -108,8 +159,11 @@ impl QuantisedFiles {
 fn module_of<'a>(tensor: &SafetensorsTensor<'a>, quantisation: &Quantisation) -> Option<&'a str> {
     match quantisation {
         Quantisation::Gptq(_) | Quantisation::Awq(_) => tensor.name.strip_suffix(".qweight"),
+        Quantisation::Float8(_) => {
+            tensor.name.strip_suffix(".weight").filter(|_| tensor.dtype == float8::DTYPE)
+        }
         Quantisation::CompressedTensors(_) => match tensor.name.strip_suffix(".weight") {
-            Some(module) => (tensor.dtype == "I8").then_some(module),
+            Some(module) => ["I8", float8::DTYPE].contains(&tensor.dtype.as_str()).then_some(module),
             None => tensor.name.strip_suffix(".weight_packed"),
         },
         Quantisation::Mxfp4 => tensor.name.strip_suffix("_blocks"),
@@ -123,29 +177,27 @@ impl TensorSource for QuantisedFiles {
 
     fn names(&self) -> Vec<&str> {
         let others = self.files.names().into_iter().filter(|name| !self.parts.contains(*name));
-        let matrices = self.matrices.keys().chain(self.experts.keys());
-        others.chain(matrices.map(String::as_str)).collect()
+        others.chain(self.matrices.keys().map(String::as_str)).collect()
     }
 
     fn tensor_type(&self, name: &str) -> dsrun_core::Result<WeightType> {
-        match (self.matrices.get(name), self.experts.get(name)) {
-            (Some(matrix), _) => Ok(matrix.weight_type().clone()),
-            (None, Some(experts)) => Ok(experts.weight_type.clone()),
-            (None, None) => self.files.tensor_type(name),
+        match self.matrices.get(name) {
+            Some(stored) => Ok(stored.weight_type().clone()),
+            None => self.files.tensor_type(name),
         }
     }
 
     fn rows(&self, name: &str, first: usize, count: usize) -> dsrun_core::Result<Cow<'_, [u8]>> {
-        let rows = match (self.matrices.get(name), self.experts.get(name)) {
-            (Some(matrix), _) => matrix.rows(&self.files, first, count),
-            (None, Some(experts)) => experts.rows(&self.files, first, count),
-            (None, None) => return self.files.rows(name, first, count),
-        };
-        rows.map(Cow::Owned).map_err(|error| error.at(name))
+        match self.matrices.get(name) {
+            Some(stored) => {
+                stored.rows(&self.files, first, count).map(Cow::Owned).map_err(|error| error.at(name))
+            }
+            None => self.files.rows(name, first, count),
+        }
     }
 
     fn quantises_inputs(&self, name: &str) -> bool {
-        self.matrices.get(name).is_some_and(|matrix| matrix.quantises_inputs)
+        matches!(self.matrices.get(name), Some(Stored::Integers(matrix)) if matrix.quantises_inputs)
     }
 
     fn fingerprint(&self) -> Option<String> {
@@ -154,13 +206,8 @@ impl TensorSource for QuantisedFiles {
 
     fn release(&self, name: &str) {
         match self.matrices.get(name) {
-            Some(matrix) => matrix.tensors().for_each(|part| self.files.release(part)),
-            None => match self.experts.get(name) {
-                Some(experts) => {
-                    [&experts.blocks, &experts.scales].into_iter().for_each(|part| self.files.release(part))
-                }
-                None => self.files.release(name),
-            },
+            Some(stored) => stored.tensors().for_each(|part| self.files.release(part)),
+            None => self.files.release(name),
         }
     }
 }

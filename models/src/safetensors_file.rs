@@ -195,6 +195,12 @@ impl SafetensorsFiles {
         }
     }
 
+    /// The data of a tensor of any type.
+    pub(crate) fn data(&self, name: &str) -> Option<&[u8]> {
+        let (file, info) = self.find(name).ok()?;
+        Some(file.bytes(info))
+    }
+
     /// A tensor that weights can be made of: its type and its bytes.
     fn weight(&self, name: &str) -> Result<(WeightType, &[u8])> {
         let (file, info) = self.find(name)?;

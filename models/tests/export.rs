@@ -61,7 +61,10 @@ fn checkpoints_of_other_tools_come_back_as_those_of_compressed_tensors(
         "compressed_w4a16",
         "compressed_w4a16_zero",
         "compressed_w8a16",
-        "compressed_w8a16_zero"
+        "compressed_w8a16_zero",
+        "compressed_fp8",
+        "fp8_block",
+        "fp8_tensor"
     )]
     name: &str,
 ) {
@@ -75,7 +78,8 @@ fn checkpoints_of_other_tools_come_back_as_those_of_compressed_tensors(
         assert_eq!(values(&found, tensor), values(&model, tensor), "{tensor}");
     }
     let config = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
-    assert_eq!(config.contains("compressed-tensors"), name != "gptq_act_order");
+    let decoded = name == "gptq_act_order" || name.contains("fp8");
+    assert_eq!(config.contains("compressed-tensors"), !decoded);
 }
 
 #[rstest]

@@ -59,6 +59,9 @@ fn part(name: &str) -> String {
 #[case("compressed_w8a16", "int8")]
 #[case("compressed_w8a16_zero", "int8g32z_f16")]
 #[case("compressed_w8a8", "int8_bf16")]
+#[case("compressed_fp8", "bf16")]
+#[case("fp8_block", "bf16")]
+#[case("fp8_tensor", "bf16")]
 fn matrices_have_the_format_of_the_file(#[case] name: &str, #[case] format: &str) {
     let model = Model::open(fixture(name)).unwrap();
     let weights = &**model.weights();
@@ -66,7 +69,8 @@ fn matrices_have_the_format_of_the_file(#[case] name: &str, #[case] format: &str
     let found = weights.tensor_type(&matrix).unwrap();
     assert_eq!((found.format.name().as_str(), found.shape.as_slice()), (format, &[64, 96][..]));
     assert_eq!(weights.quantises_inputs(&matrix), name == "compressed_w8a8");
-    assert!(!weights.names().iter().any(|name| name.ends_with("qweight") || name.ends_with("_packed")));
+    let parts = ["qweight", "_packed", "_scale", "_scale_inv"];
+    assert!(!weights.names().iter().any(|name| parts.iter().any(|part| name.ends_with(part))));
 
     // Any run of rows is part of all rows.
     let all = weights.rows(&matrix, 0, 64).unwrap().into_owned();
@@ -115,6 +119,8 @@ fn larger_groups_are_read_as_several_of_the_largest_that_there_is() {
 #[case("awq", "qzeros", "it has no qzeros")]
 #[case("compressed_w4a16", "weight_scale", "it has no weight_scale")]
 #[case("compressed_w4a16", "weight_shape", "it has no weight_shape")]
+#[case("compressed_fp8", "weight_scale", "it has no weight_scale")]
+#[case("fp8_block", "weight_scale_inv", "it has no weight_scale")]
 fn a_part_that_is_missing_is_named(#[case] name: &str, #[case] lost: &str, #[case] message: &str) {
     let error = changed(name, |_, tensors| drop(tensors.remove(&part(lost)))).unwrap_err();
     assert!(error.contains(DOWN) && error.contains(message), "{error}");
@@ -126,6 +132,12 @@ fn a_part_that_is_missing_is_named(#[case] name: &str, #[case] lost: &str, #[cas
 #[case("awq", "group_size", json!(-1), "it has groups of 32 inputs, but group_size says all inputs")]
 #[case("awq", "version", json!("gemv"), "version")]
 #[case("compressed_w4a16", "format", json!("marlin-24"), "format")]
+#[case("fp8_block", "weight_block_size", json!([32, 40]), "which does not fit 96 outputs")]
+#[case("fp8_block", "weight_block_size", json!([48]), "weight_block_size")]
+#[case("fp8_block", "weight_block_size", json!([0, 40]), "weight_block_size")]
+#[case("fp8_block", "weight_block_size", json!(null), "the configuration names no blocks")]
+#[case("fp8_block", "fmt", json!("e5m2"), "fmt")]
+#[case("fp8_block", "group_size", json!(32), "group_size")]
 #[case("gptq_4", "quant_method", json!("quip"), "supported: gptq, awq, compressed-tensors")]
 fn a_configuration_that_does_not_fit_is_refused(
     #[case] name: &str,
@@ -149,6 +161,9 @@ fn a_configuration_that_does_not_fit_is_refused(
 #[case("compressed_w8a8", "weight_scale", Dtype::BF16, vec![64, 3], vec![0; 384], "its inputs are quantised")]
 #[case("compressed_w8a8", "weight_scale", Dtype::BF16, vec![64, 12], vec![0; 1536], "groups of 8 inputs cannot be used")]
 #[case("compressed_w8a8", "weight_scale", Dtype::BF16, vec![64, 7], vec![0; 896], "not 7 whole groups")]
+#[case("compressed_fp8", "weight_scale", Dtype::BF16, vec![64, 3], vec![0; 384], "weight_scale has shape [64, 3]")]
+#[case("fp8_block", "weight_scale_inv", Dtype::F32, vec![2, 2], vec![0; 16], "not one of blocks of 48 x 40")]
+#[case("fp8_block", "weight_scale_inv", Dtype::I32, vec![2, 3], vec![0; 24], "weight_scale_inv is I32, not a float")]
 fn parts_that_do_not_fit_are_refused(
     #[case] name: &str,
     #[case] part_name: &str,

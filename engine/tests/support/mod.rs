@@ -64,8 +64,8 @@ pub(crate) fn no_inputs(_: &str) -> bool {
     false
 }
 
-/// A model in every format of weights that files have: GGUF's, AWQ, GPTQ and compressed-tensors.
-pub(crate) const FORMATS: [&str; 17] = [
+/// A model in every format of weights that files have: GGUF's, AWQ, GPTQ, FP8 and compressed-tensors.
+pub(crate) const FORMATS: [&str; 19] = [
     "gguf/smollm2_q4_0",
     "gguf/smollm2_q4_1",
     "gguf/smollm2_q8_0",
@@ -77,6 +77,8 @@ pub(crate) const FORMATS: [&str; 17] = [
     "quantised/compressed_w8a16",
     "quantised/compressed_w8a16_zero",
     "quantised/compressed_w8a8",
+    "quantised/compressed_fp8",
+    "quantised/fp8_block",
     "quantised/gptq_4",
     "quantised/gptq_4_symmetric",
     "quantised/gptq_8_channel",

@@ -20,6 +20,9 @@ pub enum Quantisation {
     Awq(Option<usize>),
     /// compressed-tensors, as llm-compressor and `dsrun quantize` write it.
     CompressedTensors(Vec<Scheme>),
+    /// FP8: 8-bit floats (E4M3) with a scale for a matrix, for each output, or for blocks of this many outputs and inputs. Whatever is said
+    /// of inputs has no effect: they are not quantised.
+    Float8(Option<[usize; 2]>),
     /// MXFP4: 4-bit floats with a power-of-two scale per 32 inputs, as in the experts of gpt-oss.
     Mxfp4,
 }
@@ -44,6 +47,8 @@ pub struct Scheme {
     pub targets: Vec<String>,
     /// Whether inputs are also quantised to 8 bits, row by row.
     pub quantised_inputs: bool,
+    /// Outputs and inputs of a block that shares a scale, of 8-bit floats.
+    pub block: Option<[usize; 2]>,
 }
 
 /// Fields that do not affect how a GPTQ or AWQ checkpoint is read. Names that begin with `use_` select kernels of the
@@ -99,6 +104,12 @@ impl Quantisation {
             Some("gptq") => gptq(&fields).map(Some),
             Some("awq") => awq(&fields).map(Some),
             Some("compressed-tensors") => compressed_tensors(&fields).map(Some),
+            Some("fp8") => float8(&fields).map(Some),
+            Some("fbgemm_fp8") => {
+                let known = ["activation_scale_ub", "modules_to_not_convert", "quant_method"];
+                refuse_unknown(&fields, "fbgemm_fp8", &[&known])?;
+                Ok(Some(Self::Float8(None)))
+            }
             Some("mxfp4") => {
                 refuse_unknown(
                     &fields,
@@ -109,8 +120,7 @@ impl Quantisation {
             }
             None => Err(ConfigError::Missing { field: fields.path("quant_method") }),
             Some(other) => {
-                let reason =
-                    "supported: gptq, awq, compressed-tensors, mxfp4; or use a GGUF file of the model";
+                let reason = "supported: gptq, awq, compressed-tensors, fp8, fbgemm_fp8, mxfp4; or use a GGUF file of the model";
                 Err(ConfigError::unsupported(fields.path("quant_method"), shortened(&other.into()), reason))
             }
         }
@@ -126,23 +136,32 @@ impl Quantisation {
 
     /// Whether this is a compressed-tensors module whose inputs are quantised too.
     pub(crate) fn quantises_inputs(&self, module: &str) -> Result<bool> {
-        let Self::CompressedTensors(schemes) = self else { return Ok(false) };
+        Ok(self.scheme_of(module)?.is_some_and(|scheme| scheme.quantised_inputs))
+    }
+
+    /// The outputs and inputs of a block of this compressed-tensors module, if it has blocks.
+    pub(crate) fn block_of(&self, module: &str) -> Result<Option<[usize; 2]>> {
+        Ok(self.scheme_of(module)?.and_then(|scheme| scheme.block))
+    }
+
+    /// The scheme of a compressed-tensors module.
+    fn scheme_of(&self, module: &str) -> Result<Option<&Scheme>> {
+        let Self::CompressedTensors(schemes) = self else { return Ok(None) };
         // Names take precedence over regular expressions, and these over classes, as in the library.
         let found = schemes.iter().find(|scheme| scheme.targets.iter().any(|target| target == module));
-        if let Some(scheme) = found {
-            return Ok(scheme.quantised_inputs);
+        if found.is_some() {
+            return Ok(found);
         }
         for scheme in schemes {
             for target in &scheme.targets {
                 if let Some(pattern) = target.strip_prefix("re:")
                     && starts_with_match(pattern, module)?
                 {
-                    return Ok(scheme.quantised_inputs);
+                    return Ok(Some(scheme));
                 }
             }
         }
-        let found = schemes.iter().find(|scheme| scheme.targets.iter().any(|target| target == "Linear"));
-        Ok(found.is_some_and(|scheme| scheme.quantised_inputs))
+        Ok(schemes.iter().find(|scheme| scheme.targets.iter().any(|target| target == "Linear")))
     }
 }
 
@@ -209,6 +228,34 @@ fn awq(fields: &Fields<'_>) -> Result<Quantisation> {
     Ok(Quantisation::Awq(group(fields)?))
 }
 
+fn float8(fields: &Fields<'_>) -> Result<Quantisation> {
+    // How inputs are quantised has no effect here, and neither has the type in which block scales were computed.
+    const NO_EFFECT_HERE: &[&str] = &[
+        "activation_scheme",
+        "dequantize",
+        "ignored_layers",
+        "modules_to_not_convert",
+        "quant_method",
+        "scale_fmt",
+    ];
+    refuse_unknown(fields, "fp8", &[NO_EFFECT_HERE, &["fmt", "weight_block_size"]])?;
+    expect(fields, "fmt", &["e4m3".into(), "float8_e4m3fn".into()])?;
+    block(fields, "weight_block_size").map(Quantisation::Float8)
+}
+
+/// Reads the outputs and inputs of blocks.
+fn block(fields: &Fields<'_>, field: &str) -> Result<Option<[usize; 2]>> {
+    let Some(value) = fields.value(field) else { return Ok(None) };
+    let sizes = value.as_array().map(|sizes| {
+        let size = |size: &Value| size.as_u64().filter(|size| (1..=MOST_INPUTS as u64).contains(size));
+        sizes.iter().filter_map(size).map(|size| size as usize).collect::<Vec<_>>()
+    });
+    match sizes.as_deref() {
+        Some(&[outputs, inputs]) => Ok(Some([outputs, inputs])),
+        _ => Err(ConfigError::value(fields.path(field), shortened(value), "two sizes, such as [128, 128]")),
+    }
+}
+
 fn compressed_tensors(fields: &Fields<'_>) -> Result<Quantisation> {
     const METHOD: &str = "compressed-tensors";
     const READ: &[&str] = &[
@@ -223,8 +270,7 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<Quantisation> {
         "transform_config",
     ];
     refuse_unknown(fields, METHOD, &[READ, &["global_compression_ratio", "quant_method", "version"]])?;
-    let formats = ["int-quantized", "naive-quantized", "pack-quantized", "mixed-precision"].map(Value::from);
-    expect(fields, "format", &formats)?;
+    expect(fields, "format", &formats().chain(["mixed-precision".into()]).collect::<Vec<_>>())?;
     expect(fields, "quantization_status", &["compressed".into()])?;
     for field in ["kv_cache_scheme", "moe_sparsity_config", "transform_config"] {
         expect(fields, field, &[])?;
@@ -260,21 +306,33 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<Quantisation> {
 fn scheme(fields: &Fields<'_>) -> Result<Scheme> {
     const READ: &[&str] = &["format", "input_activations", "output_activations", "targets", "weights"];
     refuse_unknown(fields, "compressed-tensors", &[READ])?;
-    let formats = ["int-quantized", "naive-quantized", "pack-quantized"].map(Value::from);
-    expect(fields, "format", &formats)?;
+    expect(fields, "format", &formats().collect::<Vec<_>>())?;
     expect(fields, "output_activations", &[])?;
     let targets =
         fields.texts("targets")?.ok_or_else(|| ConfigError::Missing { field: fields.path("targets") })?;
     let targets = targets.into_iter().map(str::to_owned).collect();
     let weights =
         fields.object("weights")?.ok_or_else(|| ConfigError::Missing { field: fields.path("weights") })?;
-    arguments(&weights)?;
-    bits(&weights, "num_bits")?;
-    expect(&weights, "strategy", &["tensor", "channel", "group"].map(Value::from))?;
+    let is_float = arguments(&weights)?;
+    let bits = bits(&weights, "num_bits")?;
     expect(&weights, "dynamic", &[Value::Bool(false)])?;
     let inputs = fields.object("input_activations")?;
+    if is_float {
+        if bits != GroupBits::Eight {
+            return Err(ConfigError::unsupported(weights.path("num_bits"), 4, "floats have 8 bits"));
+        }
+        expect(&weights, "strategy", &["tensor", "channel", "block"].map(Value::from))?;
+        // Inputs are not quantised here.
+        inputs.as_ref().map(arguments).transpose()?;
+        let block = block(&weights, "block_structure")?;
+        return Ok(Scheme { targets, quantised_inputs: false, block });
+    }
+    expect(&weights, "strategy", &["tensor", "channel", "group"].map(Value::from))?;
     if let Some(inputs) = &inputs {
-        arguments(inputs)?;
+        if arguments(inputs)? {
+            let reason = "the weights are integers";
+            return Err(ConfigError::unsupported(inputs.path("type"), shortened(&"float".into()), reason));
+        }
         expect(inputs, "num_bits", &[8.into()])?;
         expect(inputs, "strategy", &["token".into()])?;
         expect(inputs, "symmetric", &[Value::Bool(true)])?;
@@ -284,11 +342,16 @@ fn scheme(fields: &Fields<'_>) -> Result<Scheme> {
             return Err(ConfigError::unsupported(inputs.path("dynamic"), false, reason));
         }
     }
-    Ok(Scheme { targets, quantised_inputs: inputs.is_some() })
+    Ok(Scheme { targets, quantised_inputs: inputs.is_some(), block: None })
 }
 
-/// Checks the fields that descriptions of weights and of inputs share.
-fn arguments(fields: &Fields<'_>) -> Result<()> {
+/// How compressed-tensors may store matrices.
+fn formats() -> impl Iterator<Item = Value> {
+    ["int-quantized", "naive-quantized", "pack-quantized", "float-quantized"].into_iter().map(Value::from)
+}
+
+/// Checks the fields that descriptions of weights and of inputs share. Returns whether they describe floats.
+fn arguments(fields: &Fields<'_>) -> Result<bool> {
     const KNOWN: &[&str] = &[
         "actorder",
         "block_structure",
@@ -304,7 +367,8 @@ fn arguments(fields: &Fields<'_>) -> Result<()> {
         "zp_dtype",
     ];
     refuse_unknown(fields, "compressed-tensors", &[KNOWN])?;
-    expect(fields, "type", &["int".into()])
+    expect(fields, "type", &["int".into(), "float".into()])?;
+    Ok(fields.text("type")? == Some("float"))
 }
 
 fn refuse_unknown(fields: &Fields<'_>, method: &'static str, known: &[&[&str]]) -> Result<()> {
@@ -413,6 +477,30 @@ mod tests {
     }
 
     #[test]
+    fn floats_of_8_bits_have_the_blocks_that_the_file_names() {
+        let published = json!({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
+                               "weight_block_size": [128, 128], "scale_fmt": "ue8m0"});
+        assert_eq!(read(&published).unwrap(), Some(Quantisation::Float8(Some([128, 128]))));
+        let whole = json!({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": null});
+        assert_eq!(read(&whole).unwrap(), Some(Quantisation::Float8(None)));
+        let rows = json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0});
+        assert_eq!(read(&rows).unwrap(), Some(Quantisation::Float8(None)));
+
+        let mut blocks = scheme(&tokens());
+        blocks["weights"]["type"] = "float".into();
+        blocks["weights"]["strategy"] = "block".into();
+        blocks["weights"]["block_structure"] = json!([128, 128]);
+        blocks["input_activations"] = json!({"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128,
+                                             "dynamic": true, "symmetric": true});
+        let config = json!({"quant_method": "compressed-tensors", "format": "float-quantized",
+                            "config_groups": {"a": blocks, "b": scheme(&tokens())}});
+        let read = read(&config).unwrap().unwrap();
+        let module = "model.layers.0.mlp.down_proj";
+        assert_eq!(read.block_of(module), Ok(Some([128, 128])));
+        assert_eq!(read.quantises_inputs(module), Ok(false));
+    }
+
+    #[test]
     fn what_would_change_the_result_is_refused_by_name() {
         let gptq = |field: &str, value: Value| {
             let mut config = json!({"quant_method": "gptq", "bits": 4, "group_size": 128});
@@ -429,6 +517,12 @@ mod tests {
             let mut inputs = tokens();
             inputs[field] = value;
             compressed("config_groups", json!({ "a": scheme(&inputs) }))
+        };
+        let floats = |field: &str, value: Value| {
+            let mut floats = scheme(&Value::Null);
+            floats["weights"]["type"] = "float".into();
+            floats["weights"][field] = value;
+            compressed("config_groups", json!({ "a": floats }))
         };
         for (config, message) in [
             (json!({"quant_method": "bitsandbytes"}), "quant_method = \"bitsandbytes\""),
@@ -451,6 +545,13 @@ mod tests {
             (inputs("type", "float".into()), "type = \"float\""),
             (inputs("strategy", "tensor".into()), "strategy"),
             (inputs("num_bits", 4.into()), "num_bits = 4"),
+            (floats("num_bits", 4.into()), "floats have 8 bits"),
+            (floats("strategy", "group".into()), "strategy = \"group\""),
+            (floats("block_structure", json!([128])), "block_structure"),
+            (json!({"quant_method": "fp8", "fmt": "e5m2"}), "fmt = \"e5m2\""),
+            (json!({"quant_method": "fp8", "weight_block_size": [128, 0]}), "weight_block_size"),
+            (json!({"quant_method": "fp8", "rotation": "hadamard"}), "quantization_config.rotation"),
+            (json!({"quant_method": "fbgemm_fp8", "rotation": "hadamard"}), "quantization_config.rotation"),
         ] {
             let error = read(&config).unwrap_err().to_string();
             assert!(error.contains(message), "{error} for {config}");

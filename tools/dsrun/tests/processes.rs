@@ -176,6 +176,7 @@ fn logits(output: &str) -> Vec<Vec<f64>> {
 #[case("quantised/gptq_4", &[])]
 #[case("quantised/gptq_8_symmetric", &[])]
 #[case("quantised/gptq_act_order", &[])]
+#[case("quantised/fp8_block", &[])]
 #[case("quantised/k_quants", &[])]
 #[case("mixtral", &["--quantize", "w4a16"])]
 #[case("llama3", &["--quantize", "w8a16"])]
