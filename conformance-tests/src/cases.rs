@@ -5,6 +5,7 @@
 
 mod activation;
 mod attention;
+mod attention_input;
 mod cache;
 mod collective;
 mod elementwise;
@@ -30,9 +31,9 @@ use crate::{
     draw::{Draw, DrawnId},
     gate::Gate,
 };
+pub(crate) use attention_input::NormSpan;
 use dsrun_core::DType;
 pub(crate) use linear::{drawn_weight, formats, goes_with, random_weight};
-pub(crate) use region::NormSpan;
 pub(crate) use uneven::uneven;
 pub(crate) use wanted::{ids, only};
 
@@ -121,7 +122,7 @@ pub const TABLES: &[Table] = &[
     table("norm_linear", FLOATS, region::norm_linear, region::drawn_norm_linear),
     table("linear_add", FLOATS, region::linear_add, region::drawn_linear_add),
     table("mlp_input", FLOATS, region::mlp_input, region::drawn_mlp_input),
-    table("attention_input", FLOATS, region::attention_input, region::drawn_attention_input),
+    table("attention_input", FLOATS, attention_input::cases, attention_input::drawn),
     table("norm_quant", FLOATS, quant::norm_quant, quant::drawn_norm_quant),
     table(
         "gated_activation_quant",

@@ -1,10 +1,11 @@
 //! Cases of `quant_per_token`, of `linear_w8a8`, and of regions that contain them.
 
 use super::{
+    attention_input::{HeadsCase, HeadsOf, Variant, outputs},
     linear::{Shape, drawn_weight},
     norm::Head,
     plane::{Plane, ROWS, drawn, drawn_layout, planes, threshold_planes},
-    region::{HeadsCase, HeadsOf, Variant, op, outputs, rounded},
+    region::{op, rounded},
     wanted::is_wanted,
 };
 use crate::{

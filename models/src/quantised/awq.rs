@@ -1,8 +1,8 @@
 //! AWQ, layout "gemm": `qweight`, `qzeros`, `scales`.
 
 use super::{
-    Parts, Result, group_of,
     matrix::{Integers, Matrix, Scales, ZeroWords, Zeros},
+    parts::{Parts, Result, group_of},
 };
 use dsrun_core::GroupBits;
 

@@ -2,8 +2,8 @@
 //! `weight_zero_point` and `weight_g_idx`.
 
 use super::{
-    Parts, Result, group_of,
     matrix::{Integers, Matrix, Scales, ZeroWords, Zeros, field_order},
+    parts::{Parts, Result, group_of},
 };
 use dsrun_core::GroupBits;
 

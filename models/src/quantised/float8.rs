@@ -4,7 +4,7 @@
 //!
 //! No format here has floats of 8 bits, so a matrix is decoded to bf16 as it is read.
 
-use super::{Parts, Result};
+use super::parts::{Parts, Result};
 use crate::{safetensors_file::SafetensorsFiles, weights::slice_rows};
 use dsrun_core::{DType, Error, ScaleType, WeightFormat, WeightType};
 use half::bf16;

@@ -1,8 +1,8 @@
 //! GPTQ: `qweight`, `qzeros`, `scales`, and perhaps `g_idx`.
 
 use super::{
-    Parts, Result, group_of,
     matrix::{Integers, Matrix, Scales, ZeroWords, Zeros, field_order},
+    parts::{Parts, Result, group_of},
 };
 use crate::config::Gptq;
 

@@ -1,6 +1,9 @@
 //! A quantised matrix, put together row by row.
 
-use super::{Result, awq, group_size};
+use super::{
+    awq,
+    parts::{Result, group_size},
+};
 use crate::weights::TensorSource;
 use dsrun_core::{
     DType, Error, GroupBits, GroupFormat, GroupOffset, GroupRow, ScaleType, WeightFormat, WeightType,

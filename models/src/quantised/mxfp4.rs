@@ -4,7 +4,7 @@
 //! A byte of a block holds two neighbours, the first in its lower half. The format of GGUF puts the scale in front, and in a
 //! byte element `i` beside element `i + 16`.
 
-use super::Result;
+use super::parts::Result;
 use crate::{safetensors_file::SafetensorsFiles, weights::TensorSource};
 use dsrun_core::{BlockFormat, Error, WeightFormat, WeightType};
 
