@@ -23,6 +23,7 @@ mod granite;
 mod granite_moe;
 mod llama;
 mod llama4;
+mod minimax_m2;
 mod ministral;
 mod mixtral;
 mod modernbert;
@@ -70,6 +71,7 @@ const FAMILIES: &[&[Architecture]] = &[
     mixtral::ARCHITECTURES,
     qwen_moe::ARCHITECTURES,
     olmoe::ARCHITECTURES,
+    minimax_m2::ARCHITECTURES,
     gpt_oss::ARCHITECTURES,
     granite_moe::ARCHITECTURES,
     glm::ARCHITECTURES,

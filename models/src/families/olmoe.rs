@@ -47,7 +47,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
 }];
 
 /// Computes `x + attention(norm(x))`, then `x + experts(norm(x))`.
-fn layer(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId> {
+pub(super) fn layer(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId> {
     let x = build.residual(x, |build, x| {
         let x = build.norm(x, Part::AttentionNorm)?;
         let heads = build.heads(x)?;
