@@ -225,6 +225,8 @@ pub(crate) mod limits {
     pub(crate) const INTERMEDIATE: usize = 1 << 23;
     pub(crate) const VOCABULARY: usize = 1 << 24;
     pub(crate) const CONTEXT: usize = i32::MAX as usize;
+    /// Where attention has a temperature, each position has a factor in memory; the longest published context is 10 million.
+    pub(crate) const TEMPERED_CONTEXT: usize = 1 << 24;
 }
 
 impl DecoderConfig {
@@ -279,7 +281,12 @@ impl DecoderConfig {
         if let Some(window) = windows.find(too_long) {
             return Err(ConfigError::value(names.window, window, format!("from 1 to {}", limits::CONTEXT)));
         }
-        for temperature in self.attention.iter().filter_map(|layer| layer.temperature) {
+        let mut temperatures = self.attention.iter().filter_map(|layer| layer.temperature).peekable();
+        if temperatures.peek().is_some() && self.context > limits::TEMPERED_CONTEXT {
+            let expected = format!("at most {} where attention has a temperature", limits::TEMPERED_CONTEXT);
+            return Err(ConfigError::value(names.context, self.context, expected));
+        }
+        for temperature in temperatures {
             if temperature.interval == 0 || !temperature.growth.is_finite() {
                 let expected = "an interval above 0 and a finite growth";
                 return Err(ConfigError::value(

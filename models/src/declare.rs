@@ -212,16 +212,17 @@ impl Declare<'_> {
         Ok(declared)
     }
 
-    /// A matrix of one column that the model computed, in f32.
+    /// A matrix of one column that the model computes, in f32.
     pub(crate) fn constant_column(
         &mut self,
         program: &mut ProgramBuilder,
         name: &str,
-        values: Vec<f32>,
+        values: impl FnOnce() -> Vec<f32>,
     ) -> Result<ValueId> {
         if let Some(known) = self.declared.get(name) {
             return Ok(*known);
         }
+        let values = values();
         let rows = values.len();
         let column = transpose(reshape(WeightExpr::Constant(values), vec![1, rows]));
         let weight = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![rows, 1] };

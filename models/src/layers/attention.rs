@@ -76,7 +76,8 @@ impl Builder<'_> {
     pub(crate) fn tune_temperature(&mut self, heads: Heads) -> Result<Heads> {
         let layer = self.config.attention.get(self.layer);
         let Some(temperature) = layer.and_then(|layer| layer.temperature) else { return Ok(heads) };
-        let factors = temperature.factors(self.context());
+        let context = self.context();
+        let factors = || temperature.factors(context);
         let table = self.weights.constant_column(&mut self.step.program, "temperature_factors", factors)?;
         let program = &mut self.step.program;
         let embed = Embed { dtype: DType::F32, first_row: 0, position_offset: 0 };

@@ -235,6 +235,7 @@ fn rotary_frequencies_are_those_of_transformers(#[case] preset: &str, #[case] ex
 #[case::minimax_softmax("minimax_m2", json!({"scoring_func": "softmax"}), "scoring_func")]
 #[case::minimax_norms_of_heads("minimax_m2", json!({"qk_norm_type": "per_head"}), "qk_norm_type")]
 #[case::minimax_shared("minimax_m2", json!({"shared_intermediate_size": 64}), "shared_intermediate_size")]
+#[case::llama4_factors("llama4_text", json!({"max_position_embeddings": 2_147_483_647}), "max_position_embeddings is 2147483647, but must be at most 16777216")]
 #[case::gpt_oss_activation("gpt_oss", json!({"swiglu_alpha": 2.0}), "swiglu_alpha")]
 #[case::granite_scale("granitemoe", json!({"logits_scaling": 0}), "logits_scaling is 0")]
 #[case::glm_groups("glm4_moe", json!({"n_group": 3}), "n_group is 3")]
