@@ -162,7 +162,8 @@ fn a_configuration_that_does_not_fit_is_refused(
 #[case("compressed_w8a8", "weight_scale", Dtype::BF16, vec![64, 12], vec![0; 1536], "groups of 8 inputs cannot be used")]
 #[case("compressed_w8a8", "weight_scale", Dtype::BF16, vec![64, 7], vec![0; 896], "not 7 whole groups")]
 #[case("compressed_fp8", "weight_scale", Dtype::BF16, vec![64, 3], vec![0; 384], "weight_scale has shape [64, 3]")]
-#[case("fp8_block", "weight_scale_inv", Dtype::F32, vec![2, 2], vec![0; 16], "not one of blocks of 48 x 40")]
+#[case("fp8_block", "weight_scale_inv", Dtype::F32, vec![2, 2], vec![0; 16], "blocks are of 48 x 40")]
+#[case("fp8_block", "weight_scale_inv", Dtype::F32, vec![1, 1], vec![0; 4], "blocks are of 48 x 40")]
 #[case("fp8_block", "weight_scale_inv", Dtype::I32, vec![2, 3], vec![0; 24], "weight_scale_inv is I32, not a float")]
 fn parts_that_do_not_fit_are_refused(
     #[case] name: &str,

@@ -1,10 +1,11 @@
 // Linear layers of many rows by cooperative matrices: f16 factors, f32 sums. The epilogues are those of linear.wgsl.
 //
-// A workgroup computes a tile of TILE_ROWS rows by TILE_OUTPUTS outputs; each of its subgroups of 32 threads a part of WARP_ROWS by
-// WARP_OUTPUTS, as fragments of 16 x 16. Where rows are few, SPLITS subgroups have the same part and divide the columns of a step, so
-// that a small tile has many threads, which together ask for many bytes; their sums are added in the end. STEP columns of both factors are staged in workgroup memory: x as it is, the weight
-// converted to f16. While a step is multiplied, the next AHEAD are loaded to registers; AHEAD divides the steps. Rows in workgroup memory are 16 bytes longer
-// than the columns, so that eight rows of 16 bytes are in different banks.
+// A workgroup computes a tile of TILE_ROWS rows by TILE_OUTPUTS outputs; each of its subgroups of 32 threads a part of WARP_ROWS
+// by WARP_OUTPUTS, as fragments of 16 x 16. Where rows are few, SPLITS subgroups have the same part and divide the columns of a
+// step, so that a small tile has many threads, which together ask for many bytes; their sums are added in the end. STEP columns of
+// both factors are staged in workgroup memory: x as it is, the weight converted to f16. While a step is multiplied, the next AHEAD
+// are loaded to registers; AHEAD divides the steps. Rows in workgroup memory are 16 bytes longer than the columns, so that eight
+// rows of 16 bytes are in different banks.
 //
 // The weight is bound for writing although nothing writes it: drivers move loads of read-only buffers behind the products, to just
 // before their results are stored, where all of their latency is waited for. Loads of writable buffers stay on their side of a barrier.
@@ -141,67 +142,67 @@ fn linear_matrices(
 #each A AHEAD
         {
 #if !DOUBLE
-        workgroupBarrier();
+            workgroupBarrier();
 #endif
 #each N X_LOADS
-        tiles[buffer + x_to_$N] = halves_of(x_$N_$A.xy);
-        tiles[buffer + x_to_$N + 1u] = halves_of(x_$N_$A.zw);
+            tiles[buffer + x_to_$N] = halves_of(x_$N_$A.xy);
+            tiles[buffer + x_to_$N + 1u] = halves_of(x_$N_$A.zw);
 #endeach
 #each N W_LOADS
 #if PARTIAL
-        if (w_index_$N < TILE_OUTPUTS * W_VECTORS) {
+            if (w_index_$N < TILE_OUTPUTS * W_VECTORS) {
 #else
-        {
+            {
 #endif
 #if SCALED
 #each Q W_QUADS
-            tiles[buffer + w_to_$N + $Qu] = vec4<f16>(w_scaled_quad(w_$N_$A, $Qu, affine_$N_$A, w_scale_$N));
+                tiles[buffer + w_to_$N + $Qu] = vec4<f16>(w_scaled_quad(w_$N_$A, $Qu, affine_$N_$A, w_scale_$N));
 #endeach
 #else
-            tiles[buffer + w_to_$N] = halves_of(w_$N_$A.xy);
-            tiles[buffer + w_to_$N + 1u] = halves_of(w_$N_$A.zw);
+                tiles[buffer + w_to_$N] = halves_of(w_$N_$A.xy);
+                tiles[buffer + w_to_$N + 1u] = halves_of(w_$N_$A.zw);
 #endif
-        }
+            }
 #endeach
-        workgroupBarrier();
-        // The last steps load columns again, which is simpler than not to.
-        let next_$A = min(first + (AHEAD + $Au) * STEP, P.inputs - STEP);
+            workgroupBarrier();
+            // The last steps load columns again, which is simpler than not to.
+            let next_$A = min(first + (AHEAD + $Au) * STEP, P.inputs - STEP);
 #each N X_LOADS
-        x_$N_$A = x_data[x_from_$N + next_$A / 8u];
+            x_$N_$A = x_data[x_from_$N + next_$A / 8u];
 #endeach
 #each N W_LOADS
-        w_$N_$A = w_vector(output_$N, w_from_$N + next_$A / (4u * W_QUADS));
+            w_$N_$A = w_vector(output_$N, w_from_$N + next_$A / (4u * W_QUADS));
 #if SCALED
-        affine_$N_$A = w_affine(output_$N, next_$A + w_from_$N * 4u * W_QUADS);
+            affine_$N_$A = w_affine(output_$N, next_$A + w_from_$N * 4u * W_QUADS);
 #endif
 #endeach
-        let x_at = buffer + warp_row * PITCH + split * SPLIT_FRAGMENTS * 4u;
-        let w_at = buffer + W_TILE + warp_output * PITCH + split * SPLIT_FRAGMENTS * 4u;
+            let x_at = buffer + warp_row * PITCH + split * SPLIT_FRAGMENTS * 4u;
+            let w_at = buffer + W_TILE + warp_output * PITCH + split * SPLIT_FRAGMENTS * 4u;
 #each K SPLIT_FRAGMENTS
 #each I ROW_FRAGMENTS
 #if EMULATED
-        let a_$K_$I = x_at + $Iu * 16u * PITCH + $Ku * 4u;
+            let a_$K_$I = x_at + $Iu * 16u * PITCH + $Ku * 4u;
 #else
-        let a_$K_$I = coopLoadT<coop_mat16x16<f16, A>>(&tiles[x_at + $Iu * 16u * PITCH + $Ku * 4u], PITCH);
+            let a_$K_$I = coopLoadT<coop_mat16x16<f16, A>>(&tiles[x_at + $Iu * 16u * PITCH + $Ku * 4u], PITCH);
 #endif
 #endeach
 #each J OUTPUT_FRAGMENTS
 #if EMULATED
-        let b_$K_$J = w_at + $Ju * 16u * PITCH + $Ku * 4u;
+            let b_$K_$J = w_at + $Ju * 16u * PITCH + $Ku * 4u;
 #else
-        let b_$K_$J = coopLoad<coop_mat16x16<f16, B>>(&tiles[w_at + $Ju * 16u * PITCH + $Ku * 4u], PITCH);
+            let b_$K_$J = coopLoad<coop_mat16x16<f16, B>>(&tiles[w_at + $Ju * 16u * PITCH + $Ku * 4u], PITCH);
 #endif
 #each I ROW_FRAGMENTS
 #if EMULATED
-        sums_$I_$J = multiplied(a_$K_$I, b_$K_$J, sums_$I_$J, lane);
+            sums_$I_$J = multiplied(a_$K_$I, b_$K_$J, sums_$I_$J, lane);
 #else
-        sums_$I_$J = coopMultiplyAdd(a_$K_$I, b_$K_$J, sums_$I_$J);
+            sums_$I_$J = coopMultiplyAdd(a_$K_$I, b_$K_$J, sums_$I_$J);
 #endif
 #endeach
 #endeach
 #endeach
 #if DOUBLE
-        buffer = TILE - buffer;
+            buffer = TILE - buffer;
 #endif
         }
 #endeach

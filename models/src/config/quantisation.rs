@@ -322,6 +322,7 @@ fn scheme(fields: &Fields<'_>) -> Result<Scheme> {
             return Err(ConfigError::unsupported(weights.path("num_bits"), 4, "floats have 8 bits"));
         }
         expect(&weights, "strategy", &["tensor", "channel", "block"].map(Value::from))?;
+        expect(&weights, "symmetric", &[Value::Bool(true)])?;
         // Inputs are not quantised here.
         inputs.as_ref().map(arguments).transpose()?;
         let block = block(&weights, "block_structure")?;
@@ -547,6 +548,7 @@ mod tests {
             (inputs("num_bits", 4.into()), "num_bits = 4"),
             (floats("num_bits", 4.into()), "floats have 8 bits"),
             (floats("strategy", "group".into()), "strategy = \"group\""),
+            (floats("symmetric", false.into()), "symmetric = false"),
             (floats("block_structure", json!([128])), "block_structure"),
             (json!({"quant_method": "fp8", "fmt": "e5m2"}), "fmt = \"e5m2\""),
             (json!({"quant_method": "fp8", "weight_block_size": [128, 0]}), "weight_block_size"),

@@ -13,7 +13,7 @@ use half::bf16;
 pub(super) const DTYPE: &str = "F8_E4M3";
 
 /// Tensors with scales of inputs, which are multiplied as they are here, and of results.
-const OTHER_PARTS: [&str; 4] = ["input_scale", "activation_scale", "output_scale", "weight_shape"];
+const OTHER_PARTS: [&str; 3] = ["input_scale", "activation_scale", "output_scale"];
 
 /// A matrix `[outputs, inputs]` of 8-bit floats.
 #[derive(Debug)]
@@ -39,11 +39,13 @@ impl Float8 {
             shape == [outputs.div_ceil(rows.max(1)), inputs.div_ceil(columns.max(1))]
         };
         let block = match *shape {
-            [] | [1] | [1, 1] => [outputs, inputs],
-            [rows] | [rows, 1] if rows == outputs => [1, inputs],
+            [] | [1] => [outputs, inputs],
+            [1, 1] if block.is_none() => [outputs, inputs],
+            [rows] if rows == outputs => [1, inputs],
+            [rows, 1] if rows == outputs && block.is_none() => [1, inputs],
             _ => block.filter(|block| fits(*block)).ok_or_else(|| {
                 let blocks = block.map_or("the configuration names no blocks".to_owned(), |[rows, columns]| {
-                    format!("it is not one of blocks of {rows} x {columns} either")
+                    format!("blocks are of {rows} x {columns}")
                 });
                 format!("{name} has shape {shape:?}, which does not fit {outputs} outputs and {inputs} inputs; {blocks}")
             })?,
@@ -95,7 +97,7 @@ impl Float8 {
                 .decode_row(&scales[start..start + columns * width], &mut of_row)?;
             for (elements, scale) in elements.chunks(inputs_of_block).zip(&of_row) {
                 for element in elements {
-                    // A product in f32, which has all bits of a scale in bf16, rounded to bf16.
+                    // Rounded to f32, if the scale has more than 20 bits, and then to bf16.
                     let value = scale * VALUES[usize::from(*element)];
                     out.extend_from_slice(&bf16::from_f32(value).to_le_bytes());
                 }

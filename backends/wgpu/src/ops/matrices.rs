@@ -41,7 +41,7 @@ struct Tile {
 }
 
 /// Tiles of many rows and of few. Workgroups of the latter are few, and wait for their loads, so each asks for many columns at a time
-/// and ahead.
+/// and ahead. The sizes are those that were fastest on one GPU (docs/src/performance/wgpu.md).
 const MANY: Tile =
     Tile { rows: 128, outputs: 128, warp_rows: 64, warp_outputs: 32, splits: 1, step: 64, ahead: 1 };
 const FEW: Tile = Tile { outputs: 32, warp_outputs: 32, splits: 8, step: 256, ahead: 4, ..MANY };
