@@ -82,7 +82,7 @@ pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
         | Op::Send(_)
         | Op::Receive(_)
         | Op::Barrier(_) => collective::plan(call),
-        Op::Region(region) => region::plan(region, call, device),
+        Op::Region(region) => region::plan(region, call, device, &|inner| plan(inner, device)),
         other => Err(Error::unsupported(format!("CUDA has no kernel for {} yet", other.name()))),
     }
 }

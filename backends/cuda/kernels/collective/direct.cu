@@ -16,7 +16,7 @@
 
 /* Where a rank has a tensor, and elements from row to row. */
 struct Place { u64 first, stride; };
-struct Places { Place x, y; };
+struct Places { Place x, y, added; };
 enum { WORDS = sizeof(Places) / sizeof(u64) };
 
 /* Packets with the places of a rank, for each block, and behind them the numbers of the reductions that its blocks have ended. */
@@ -25,19 +25,24 @@ __device__ inline Vector* packets_of(void* of_rank) { return (Vector*)of_rank + 
 __device__ inline u32* mark_of(void* of_rank) { return (u32*)((Vector*)of_rank + (i64)BLOCKS * WORDS) + blockIdx.x; }
 __device__ inline void* from_rank(const ReduceParams& p, int rank) { return (char*)p.from + rank * PLACES_BYTES; }
 
-/* Exchanges places with the other ranks. Returns whether all have arrived. All threads of the block call it. */
+/*
+ * Exchanges places with the other ranks. Returns whether all have arrived. All threads of the block call it. Other ranks do not read
+ * the residual, but have to know whether it is flat.
+ */
 __device__ inline bool meet(const ReduceParams& p, Places* places, u32 number, Patience& patience) {
+    if (threadIdx.x == 0) {
+        Place x = {(u64)p.x.first, (u64)p.x.stride}, y = {(u64)p.y.first, (u64)p.y.stride};
+        places[p.rank] = {x, y, ADDED ? Place{(u64)p.added.first, (u64)p.added.stride} : x};
+    }
+    __syncthreads();
     int peer = threadIdx.x / WORDS, word = threadIdx.x % WORDS;
-    if (peer < p.ranks) {
-        u64 first = word < 2 ? (u64)p.x.first : (u64)p.y.first, stride = word < 2 ? (u64)p.x.stride : (u64)p.y.stride;
-        u64 data = word % 2 ? stride : first;
-        if (peer != p.rank) {
-            /* Orders what earlier kernels have written before the packet. */
-            asm volatile("fence.acq_rel.sys;" ::: "memory");
-            patience.leave(packets_of(p.to[peer]) + word, data, flag_of(number));
-            data = patience.await(packets_of(from_rank(p, peer)) + word, flag_of(number), peer);
-            asm volatile("fence.acq_rel.sys;" ::: "memory");
-        }
+    if (peer < p.ranks && peer != p.rank) {
+        u64 data = ((u64*)&places[p.rank])[word];
+        /* Orders what earlier kernels have written before the packet. */
+        asm volatile("fence.acq_rel.sys;" ::: "memory");
+        patience.leave(packets_of(p.to[peer]) + word, data, flag_of(number));
+        data = patience.await(packets_of(from_rank(p, peer)) + word, flag_of(number), peer);
+        asm volatile("fence.acq_rel.sys;" ::: "memory");
         ((u64*)&places[peer])[word] = data;
     }
     return !__syncthreads_or(patience.over);
@@ -74,7 +79,11 @@ __device__ inline void reduce_flat(const ReduceParams& p, const Places* places, 
         for (int rank = 0; rank < p.ranks; ++rank) {
             Words words[N];
             EACH words[i] = next[i];
-            if (rank + 1 < p.ranks) EACH next[i] = load_words((const Vector*)places[rank + 1].x.first + AT);
+            if (rank + 1 < p.ranks) {
+                EACH next[i] = load_words((const Vector*)places[rank + 1].x.first + AT);
+            } else if (ADDED) {
+                EACH next[i] = load_words((const Vector*)p.added.first + AT);
+            }
             EACH {
                 if (rank == 0) {
                     sums[i][0].read(words[i].first);
@@ -83,6 +92,12 @@ __device__ inline void reduce_flat(const ReduceParams& p, const Places* places, 
                     sums[i][0].combine(words[i].first, reduction);
                     sums[i][1].combine(words[i].second, reduction);
                 }
+            }
+        }
+        if (ADDED) {
+            EACH {
+                sums[i][0].add_to(next[i].first, p.alpha);
+                sums[i][1].add_to(next[i].second, p.alpha);
             }
         }
         EACH next[i] = {sums[i][0].write(reduction, p.ranks), sums[i][1].write(reduction, p.ranks)};
@@ -107,7 +122,7 @@ __device__ inline void reduce_rows(const ReduceParams& p, const Places* places, 
             if (rank == 0) sum.read(word);
             else sum.combine(word, p.reduction);
         }
-        u64 word = sum.write(p.reduction, p.ranks);
+        u64 word = Planes(p, elements).finish(p, sum, first + at);
         for (int rank = 0; rank < p.ranks; ++rank) {
             const Place& place = places[rank].y;
             Plane{(X*)place.first, (i64)place.stride, 0, p.columns, elements}.store(0, first + at, word);
@@ -125,7 +140,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) direct(const __g
     if (meet(p, places, number, patience)) {
         bool flat = true;
         for (int rank = 0; rank < p.ranks; ++rank) {
-            flat = flat && is_flat(places[rank].x, p.columns, elements) && is_flat(places[rank].y, p.columns, elements);
+            for (const Place& place : {places[rank].x, places[rank].y, places[rank].added}) {
+                flat = flat && is_flat(place, p.columns, elements);
+            }
         }
         /* Sums are what links wait for; as many elements of them as registers hold. */
         if (flat && p.reduction == SUM) reduce_flat<sizeof(X) == 1 ? 1 : sizeof(X) == 2 ? 3 : 4>(p, places, elements, SUM);

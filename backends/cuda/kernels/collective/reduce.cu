@@ -10,7 +10,7 @@
  */
 
 /* Reduces this rank's data and the packets of a round from all others, in the order of ranks. */
-__device__ inline u64 reduced(const ReduceParams& p, u64 own, i64 place, u32 flag, Patience& patience) {
+__device__ inline Unit reduced(const ReduceParams& p, u64 own, i64 place, u32 flag, Patience& patience) {
     Unit unit;
     for (int rank = 0; rank < p.ranks; ++rank) {
         u64 data = own;
@@ -18,15 +18,14 @@ __device__ inline u64 reduced(const ReduceParams& p, u64 own, i64 place, u32 fla
         if (rank == 0) unit.read(data);
         else unit.combine(data, p.reduction);
     }
-    return unit.write(p.reduction, p.ranks);
+    return unit;
 }
 
 extern "C" __global__ void one_shot(const __grid_constant__ ReduceParams p) {
     wait_for_predecessor();
-    Plane x, y;
     i64 units;
     Patience patience;
-    begin(p, x, y, units, patience);
+    Planes planes = begin(p, units, patience);
     u32 number = p.rounds[blockIdx.x];
     i64 rounds = rounds_of(units, p.depths);
     for (i64 round = 0; round < rounds; ++round, ++number) {
@@ -37,7 +36,7 @@ extern "C" __global__ void one_shot(const __grid_constant__ ReduceParams p) {
         for (int depth = 0; depth < DEPTH; ++depth) {
             if (depth >= p.depths) break;
             i64 unit = unit_of(round, p.depths, depth);
-            own[depth] = unit < units ? x.load(0, unit) : 0;
+            own[depth] = unit < units ? planes.x.load(0, unit) : 0;
             for (int i = 1; i < p.ranks; ++i) {
                 int peer = (p.rank + i) % p.ranks;
                 patience.leave((Vector*)p.to[peer] + turn + place_of(depth), own[depth], flag);
@@ -47,8 +46,8 @@ extern "C" __global__ void one_shot(const __grid_constant__ ReduceParams p) {
         for (int depth = 0; depth < DEPTH; ++depth) {
             if (depth >= p.depths) break;
             i64 unit = unit_of(round, p.depths, depth);
-            u64 result = reduced(p, own[depth], turn + place_of(depth), flag, patience);
-            if (unit < units) y.store(0, unit, result);
+            Unit sum = reduced(p, own[depth], turn + place_of(depth), flag, patience);
+            if (unit < units) planes.y.store(0, unit, planes.finish(p, sum, unit));
         }
     }
     end(p, number);
@@ -56,10 +55,10 @@ extern "C" __global__ void one_shot(const __grid_constant__ ReduceParams p) {
 
 extern "C" __global__ void two_shots(const __grid_constant__ ReduceParams p) {
     wait_for_predecessor();
-    Plane x, y;
     i64 units;
     Patience patience;
-    begin(p, x, y, units, patience);
+    Planes planes = begin(p, units, patience);
+    const Plane &x = planes.x, &y = planes.y;
     u32 number = p.rounds[blockIdx.x];
     i64 share = (units + p.ranks - 1) / p.ranks, rounds = rounds_of(share, p.depths);
     for (i64 round = 0; round < rounds; ++round, number += 2) {
@@ -76,12 +75,14 @@ extern "C" __global__ void two_shots(const __grid_constant__ ReduceParams p) {
         for (int depth = 0; depth < p.depths; ++depth) {
             i64 unit = unit_of(round, p.depths, depth), at = p.rank * share + unit;
             u64 own = load_share(x, p.rank, share, unit, units);
-            u64 result = reduced(p, own, turn + place_of(depth), flag, patience);
+            Unit sum = reduced(p, own, turn + place_of(depth), flag, patience);
+            bool real = unit < share && at < units;
+            u64 result = real ? planes.finish(p, sum, at) : 0;
             for (int i = 1; i < p.ranks; ++i) {
                 int peer = (p.rank + i) % p.ranks;
                 patience.leave((Vector*)p.to[peer] + next + place_of(depth), result, second);
             }
-            if (unit < share && at < units) y.store(0, at, result);
+            if (real) y.store(0, at, result);
         }
         for (int depth = 0; depth < p.depths; ++depth) {
             i64 unit = unit_of(round, p.depths, depth);
@@ -98,10 +99,9 @@ extern "C" __global__ void two_shots(const __grid_constant__ ReduceParams p) {
 
 extern "C" __global__ void scatter(const __grid_constant__ ReduceParams p) {
     wait_for_predecessor();
-    Plane x, y;
     i64 units;
     Patience patience;
-    begin(p, x, y, units, patience);
+    Planes planes = begin(p, units, patience);
     u32 number = p.rounds[blockIdx.x];
     i64 rounds = rounds_of(units, p.depths);
     for (i64 round = 0; round < rounds; ++round, ++number) {
@@ -111,15 +111,15 @@ extern "C" __global__ void scatter(const __grid_constant__ ReduceParams p) {
             i64 unit = unit_of(round, p.depths, depth);
             for (int i = 1; i < p.ranks; ++i) {
                 int peer = (p.rank + i) % p.ranks;
-                u64 data = unit < units ? x.load(peer, unit) : 0;
+                u64 data = unit < units ? planes.x.load(peer, unit) : 0;
                 patience.leave((Vector*)p.to[peer] + turn + place_of(depth), data, flag);
             }
         }
         for (int depth = 0; depth < p.depths; ++depth) {
             i64 unit = unit_of(round, p.depths, depth);
-            u64 own = unit < units ? x.load(p.rank, unit) : 0;
-            u64 result = reduced(p, own, turn + place_of(depth), flag, patience);
-            if (unit < units) y.store(0, unit, result);
+            u64 own = unit < units ? planes.x.load(p.rank, unit) : 0;
+            Unit sum = reduced(p, own, turn + place_of(depth), flag, patience);
+            if (unit < units) planes.y.store(0, unit, planes.finish(p, sum, unit));
         }
     }
     end(p, number);

@@ -2,7 +2,8 @@
  * What kernels that reduce by peer exchange share. X is the type of the elements.
  *
  * Elements are reduced in the order of ranks, floats in f32 and rounded once, so every rank gets the same bits. In place, x and y are
- * the same memory: a thread writes only units that it has read itself.
+ * the same memory: a thread writes only units that it has read itself. ADDED: the sums, times a factor, are added to a residual, of
+ * which all ranks have the same bits, before they are rounded.
  */
 
 enum { SUM = 1, MAX = 2, MIN = 3, MEAN = 4 };
@@ -49,6 +50,13 @@ struct Unit {
             else of[i] = a + b;
         }
     }
+    /* A residual, plus this times `factor`. */
+    __device__ inline void add_to(u64 word, float factor) {
+        Unit residual;
+        residual.read(word);
+#pragma unroll
+        for (int i = 0; i < UNIT; ++i) of[i] = residual.of[i] + (Value)factor * of[i];
+    }
     __device__ inline u64 write(int reduction, int ranks) const {
         union { u64 word; X of[UNIT]; } data;
 #pragma unroll
@@ -57,12 +65,27 @@ struct Unit {
     }
 };
 
-__device__ inline void begin(const ReduceParams& p, Plane& x, Plane& y, i64& units, Patience& patience) {
+/* The operands and results of a reduction. */
+struct Planes {
+    Plane x, y, added;
+
+    __device__ inline Planes(const ReduceParams& p, i64 elements) {
+        x = {(X*)p.x.first, p.x.stride, p.x_part, p.columns, elements};
+        y = {(X*)p.y.first, p.y.stride, 0, p.columns, elements};
+        added = {(X*)p.added.first, p.added.stride, 0, p.columns, elements};
+    }
+    /* The results of the unit at `at`. */
+    __device__ inline u64 finish(const ReduceParams& p, Unit& unit, i64 at) const {
+        if (ADDED) unit.add_to(added.load(0, at), p.alpha);
+        return unit.write(p.reduction, p.ranks);
+    }
+};
+
+__device__ inline Planes begin(const ReduceParams& p, i64& units, Patience& patience) {
     i64 elements = p.extent.count() * p.columns;
     units = (elements + UNIT - 1) / UNIT;
-    x = {(X*)p.x.first, p.x.stride, p.x_part, p.columns, elements};
-    y = {(X*)p.y.first, p.y.stride, 0, p.columns, elements};
     patience.begin(p.state, p.failed, p.patience);
+    return {p, elements};
 }
 
 __device__ inline void end(const ReduceParams& p, u32 rounds) {

@@ -8,6 +8,8 @@ struct ReduceParams {
     Extent extent;
     Matrix<const X> x;
     Matrix<X> y;
+    /* To which the sums are added, if `ADDED`. */
+    Matrix<const X> added;
     /* Elements of `x` from one rank's part to the next. */
     i64 x_part;
     i64 columns;
@@ -27,11 +29,15 @@ struct ReduceParams {
     /* Packets per thread, round and rank, at most `DEPTH`. */
     int depths;
     int reduction;
+    /* The factor of the sums that are added. */
+    float alpha;
+    int unused;
 };
-static_assert(sizeof(ReduceParams) == 240, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams) == 264, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::extent) == 72 && alignof(decltype(ReduceParams::extent)) == 8, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::x) == 16 && alignof(decltype(ReduceParams::x)) == 8, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::y) == 16 && alignof(decltype(ReduceParams::y)) == 8, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::added) == 16 && alignof(decltype(ReduceParams::added)) == 8, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::x_part) == 8 && alignof(decltype(ReduceParams::x_part)) == 8, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::columns) == 8 && alignof(decltype(ReduceParams::columns)) == 8, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::to) == 64 && alignof(decltype(ReduceParams::to)) == 8, "ReduceParams as in Rust");
@@ -44,3 +50,5 @@ static_assert(sizeof(ReduceParams::rank) == 4 && alignof(decltype(ReduceParams::
 static_assert(sizeof(ReduceParams::ranks) == 4 && alignof(decltype(ReduceParams::ranks)) == 4, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::depths) == 4 && alignof(decltype(ReduceParams::depths)) == 4, "ReduceParams as in Rust");
 static_assert(sizeof(ReduceParams::reduction) == 4 && alignof(decltype(ReduceParams::reduction)) == 4, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::alpha) == 4 && alignof(decltype(ReduceParams::alpha)) == 4, "ReduceParams as in Rust");
+static_assert(sizeof(ReduceParams::unused) == 4 && alignof(decltype(ReduceParams::unused)) == 4, "ReduceParams as in Rust");

@@ -47,9 +47,9 @@ const ROUND: usize = BLOCKS * THREADS * DEPTH * PACKET;
 const COLLECTIVE: usize = 2 * ROUND;
 /// Bytes of the packets that one rank sends.
 const SENT: usize = CREDITS * ROUND;
-/// Bytes of what a block of a direct all-reduce says about its rank: two addresses and two strides, and the number of the last one that
-/// it has ended.
-const DIRECT: usize = 4 * PACKET + size_of::<u32>();
+/// Bytes of what a block of a direct all-reduce says about its rank: three addresses and strides, and the number of the last one that it
+/// has ended.
+const DIRECT: usize = 6 * PACKET + size_of::<u32>();
 /// Bytes of one receiver's acknowledged round numbers, by thread.
 const TAKEN: usize = BLOCKS * THREADS * size_of::<u32>();
 /// Bytes of the numbers of started rounds, by block.

@@ -4,6 +4,7 @@
 
 mod by_nccl;
 mod by_peers;
+mod summed;
 
 use crate::{
     arch::crossover::by_peers,
@@ -18,6 +19,7 @@ use dsrun_core::{Error, Result, TensorDesc, collective::Comm, kernels::CallDesc,
 use std::{any::Any, sync::Arc};
 
 pub(super) use by_peers::{all_specs, params_headers};
+pub(super) use summed::region;
 
 /// The group of a collective.
 pub(super) fn comm(call: &CallDesc) -> Result<Arc<CudaComm>> {
@@ -50,14 +52,23 @@ pub(super) fn plan(call: &CallDesc) -> Result<KernelPlan> {
     let comm = comm(call)?;
     let planes = Planes::of(call)?;
     match (&comm.exchange, &comm.nccl) {
-        (Some(_), None) => by_peers::plan(call, planes, &comm),
+        (Some(_), None) => by_peers::plan(call, None, planes, &comm),
         (None, Some(nccl)) => by_nccl::plan(call, planes, nccl),
         (Some(_), Some(nccl)) => match by_peers(&call.op, planes.bytes()) {
-            true => by_peers::plan(call, planes, &comm),
+            true => by_peers::plan(call, None, planes, &comm),
             false => by_nccl::plan(call, planes, nccl),
         },
         (None, None) => Err(Error::internal("the group has no transport")),
     }
+}
+
+/// A residual to which the sums of an all-reduce are added.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Residual {
+    /// The number of the operand.
+    operand: usize,
+    /// The factor of the sums.
+    alpha: f32,
 }
 
 /// The planes that ranks exchange, all of one shape: the part of the operand that goes to each rank, and the part of the result
@@ -128,11 +139,16 @@ impl Planes {
             Op::AllToAll(_) => (parts(x), parts(y)),
             _ => (0, 0),
         };
-        let element_bytes = x.dtype.bytes();
-        let whole = |elements: usize| (elements * element_bytes).is_multiple_of(by_peers::UNIT_BYTES);
-        let wide = whole(columns) && whole(x.strides[0]) && whole(y.strides[0]);
-        let dense = [is_dense(x), is_dense(y)];
-        Ok(Self { ranks, rows, columns, element_bytes, x_part, y_part, dense, bounded, wide })
+        let (element_bytes, dense) = (x.dtype.bytes(), [is_dense(x), is_dense(y)]);
+        let narrow =
+            Self { ranks, rows, columns, element_bytes, x_part, y_part, dense, bounded, wide: false };
+        Ok(Self { wide: narrow.are_words(x) && narrow.are_words(y), ..narrow })
+    }
+
+    /// Whether rows of a tensor like these planes consist of whole, aligned 8-byte words.
+    fn are_words(&self, tensor: &TensorDesc) -> bool {
+        let whole = |elements: usize| (elements * self.element_bytes).is_multiple_of(by_peers::UNIT_BYTES);
+        whole(self.columns) && whole(tensor.strides[0])
     }
 
     /// The maximum number of bytes sent from one rank to another.

@@ -10,10 +10,11 @@
 //! | experts of a layer, from the router's logits to the weighted sum | [`super::experts`] |
 //! | layers of a decoder for one token, optionally with the embedding | [`super::decoder`] |
 //! | logits of one row to its token | [`super::sampling`] |
+//! | any call, its sum over ranks, a residual sum | [`super::collective`] |
 
 use crate::{
     arch::DeviceSpec,
-    ops::{KernelPlan, attention, decoder, experts, gemm, norm, quantise, sampling},
+    ops::{KernelPlan, attention, collective, decoder, experts, gemm, norm, quantise, sampling},
 };
 use dsrun_core::{
     Error, Result,
@@ -22,7 +23,13 @@ use dsrun_core::{
     region::{Region, well_known},
 };
 
-pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
+/// The plan of a region; `plan` plans calls of its body that have kernels of their own.
+pub(super) fn plan(
+    region: &Region,
+    call: &CallDesc,
+    device: &DeviceSpec,
+    plan: &dyn Fn(&CallDesc) -> Result<KernelPlan>,
+) -> Result<KernelPlan> {
     if let [first, second] = region.calls()
         && let (Op::Add(add), Op::RmsNorm(norm)) = (&first.op, &second.op)
         && *region == well_known::add_rms_norm(*add, *norm)?
@@ -42,6 +49,9 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
         return Ok(plan);
     }
     if let Some(plan) = experts::region(region, call, device)? {
+        return Ok(plan);
+    }
+    if let Some(plan) = collective::region(region, call, plan)? {
         return Ok(plan);
     }
     if let Some(plan) = decoder::plan(region, call, device)? {

@@ -1,6 +1,6 @@
 //! Collectives by peer exchange: `kernels/collective/exchange.cuh` has the protocol.
 
-use super::Planes;
+use super::{Planes, Residual};
 use crate::{
     arch::crossover::{Algorithm, algorithm},
     collective::{
@@ -39,6 +39,8 @@ kernel_struct! {
         extent: ExtentParams = "Extent",
         x: MatrixParams = "Matrix<const X>",
         y: MatrixParams = "Matrix<X>",
+        /// To which the sums are added, if `ADDED`.
+        added: MatrixParams = "Matrix<const X>",
         /// Elements of `x` from one rank's part to the next.
         x_part: i64 = "i64",
         columns: i64 = "i64",
@@ -58,6 +60,9 @@ kernel_struct! {
         /// Packets per thread, round and rank, at most `DEPTH`.
         depths: i32 = "int",
         reduction: i32 = "int",
+        /// The factor of the sums that are added.
+        alpha: f32 = "float",
+        unused: i32 = "int",
     }
 }
 
@@ -182,7 +187,8 @@ impl Kernel {
         if matches!(self, Self::Direct(_)) { [DIRECT_BLOCKS, 1] } else { [BLOCKS, DEPTH] }
     }
 
-    fn spec(self, dtype: DType, wide: bool) -> Result<KernelSpec> {
+    /// The kernel for elements of a type; if `added`, of one that adds the sums to a residual.
+    fn spec(self, dtype: DType, wide: bool, added: bool) -> Result<KernelSpec> {
         let (unit, entry, name) = match self {
             Self::OneShot(_) => ("collective/reduce.cu", "one_shot", reduced_type(dtype)?),
             Self::TwoShots(_) => ("collective/reduce.cu", "two_shots", reduced_type(dtype)?),
@@ -195,8 +201,9 @@ impl Kernel {
         // This kernel finds out how all ranks have their planes.
         let wide = u8::from(wide && !matches!(self, Self::Direct(_)));
         let [blocks, depth] = self.most();
-        let defines: [(_, &dyn std::fmt::Display); 8] = [
+        let defines: [(_, &dyn std::fmt::Display); 9] = [
             ("X", &name),
+            ("ADDED", &u8::from(added)),
             ("WIDE", &wide),
             ("BLOCKS", &blocks),
             ("THREADS", &THREADS),
@@ -221,10 +228,16 @@ fn geometry(packets: usize, [most_blocks, most_depth]: [usize; 2]) -> (usize, us
     (blocks, depths.div_ceil(depths.div_ceil(most_depth)))
 }
 
-pub(super) fn plan(call: &CallDesc, planes: Planes, comm: &Arc<CudaComm>) -> Result<KernelPlan> {
+/// The plan of a collective, whose sums are added to a residual if there is one.
+pub(super) fn plan(
+    call: &CallDesc,
+    residual: Option<Residual>,
+    planes: Planes,
+    comm: &Arc<CudaComm>,
+) -> Result<KernelPlan> {
     let kernel = Kernel::of(&call.op, &planes, comm)?;
     let dtype = call.tensor(0).map_or(DType::U32, |x| x.dtype);
-    let spec = kernel.spec(dtype, planes.wide)?;
+    let spec = kernel.spec(dtype, planes.wide, residual.is_some())?;
     let comm = comm.clone();
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let exchange = exchange(&comm)?;
@@ -236,13 +249,14 @@ pub(super) fn plan(call: &CallDesc, planes: Planes, comm: &Arc<CudaComm>) -> Res
             _ => units,
         };
         let (blocks, depths) = geometry(packets, kernel.most());
-        let parameters = parameters(kernel, &planes, frame, exchange, comm.rank(), depths)?;
+        let parameters = parameters(kernel, residual, &planes, frame, exchange, comm.rank(), depths)?;
         Ok(LaunchOp::kernel(function, [blocks, 1, 1], THREADS, parameters))
     }))
 }
 
 fn parameters(
     kernel: Kernel,
+    residual: Option<Residual>,
     planes: &Planes,
     frame: &Frame,
     exchange: &Exchange,
@@ -251,7 +265,8 @@ fn parameters(
 ) -> Result<Parameters> {
     let x = frame.optional(0);
     let y = frame.results.first().or(x);
-    let bounds: Vec<&Bound> = x.into_iter().chain(y).collect();
+    let added = residual.and_then(|residual| frame.optional(residual.operand));
+    let bounds: Vec<&Bound> = x.into_iter().chain(y).chain(added).collect();
     let extent = ExtentParams::of(planes.rows, &bounds);
     let columns = planes.columns as i64;
     let (state, failed, depths) = (exchange.state(), exchange.failed(), depths as i32);
@@ -284,6 +299,7 @@ fn parameters(
                 extent,
                 x: MatrixParams::optional(x),
                 y: MatrixParams::optional(y),
+                added: MatrixParams::optional(added),
                 x_part: planes.x_part as i64,
                 columns,
                 to,
@@ -296,6 +312,8 @@ fn parameters(
                 ranks,
                 depths,
                 reduction: reduction as i32,
+                alpha: residual.map_or(0.0, |residual| residual.alpha),
+                unused: 0,
             })
         }
         Kernel::Spread(_) | Kernel::Barrier => Parameters::from(&SpreadParams {
@@ -332,12 +350,15 @@ pub(crate) fn all_specs() -> Result<Vec<KernelSpec>> {
     for wide in [false, true] {
         for dtype in DType::ALL {
             for kernel in reducing {
-                specs.push(kernel.spec(dtype, wide)?);
+                specs.push(kernel.spec(dtype, wide, false)?);
+                if dtype.is_float() && !matches!(kernel, Kernel::Scatter(_)) {
+                    specs.push(kernel.spec(dtype, wide, true)?);
+                }
             }
         }
         for dtype in [DType::U8, DType::F16, DType::U32] {
             for kernel in copying {
-                specs.push(kernel.spec(dtype, wide)?);
+                specs.push(kernel.spec(dtype, wide, false)?);
             }
         }
     }

@@ -34,6 +34,8 @@ const CLUSTER: usize = 2;
 const MOST_STAGES: usize = 8;
 /// Results per store.
 const VECTOR: usize = 8;
+/// Bytes that an SM reads or writes in a cycle.
+const MOVED: usize = 16;
 /// The cost of the end of a tile, in k tiles.
 const END: usize = 2;
 /// Up to this many rows, a product with a residual is faster here than with cuBLASLt, which is slightly better at more rows.
@@ -59,12 +61,25 @@ struct TileConfig {
 }
 
 impl TileConfig {
-    /// The tile configuration that minimises the work of the busiest SM.
-    fn new(rows: usize, outputs: usize, inputs: usize, gated: bool, sm_count: usize) -> Self {
+    /// The tile configuration that minimises the work of the busiest SM, and of a launch for heads of this size if tiles do not consist of
+    /// whole ones.
+    fn new(
+        rows: usize,
+        outputs: usize,
+        inputs: usize,
+        gated: bool,
+        head: Option<usize>,
+        sm_count: usize,
+    ) -> Self {
         let clusters = (sm_count / CLUSTER).max(1);
         let k_tiles = inputs.div_ceil(K_TILE) + END;
         let tiles = |in_tile: usize| rows.div_ceil(ROWS * CLUSTER) * outputs.div_ceil(in_tile);
-        let cost = |in_tile: &usize| tiles(*in_tile).div_ceil(clusters) * k_tiles * in_tile;
+        // That launch reads and writes 2 bytes of each result, and a tile's rows take 4 cycles for one output of a k tile.
+        let apart = rows * outputs / (sm_count * MOVED).max(1);
+        let cost = |in_tile: &usize| {
+            let heads = if head.is_some_and(|size| !in_tile.is_multiple_of(size)) { apart } else { 0 };
+            tiles(*in_tile).div_ceil(clusters) * k_tiles * in_tile + heads
+        };
         let results = if gated { outputs / 2 } else { outputs };
         let outputs = OUTPUTS.into_iter().min_by_key(cost).unwrap_or(OUTPUTS[0]);
         let stages = (RING / ((ROWS + outputs) * ROW_BYTES)).min(MOST_STAGES);
@@ -76,7 +91,8 @@ impl TileConfig {
 
     fn of(problem: &Problem<'_>, device: &DeviceSpec) -> Self {
         let gated = problem.is_gated_by_halves();
-        Self::new(problem.rows(), problem.outputs(), problem.inputs(), gated, device.sm_count)
+        let head = problem.head_halves();
+        Self::new(problem.rows(), problem.outputs(), problem.inputs(), gated, head, device.sm_count)
     }
 
     /// Whether a product, with a residual if `sum`, is faster than with cuBLASLt.
@@ -199,7 +215,7 @@ mod tests {
         #[case] outputs: usize,
         #[case] inputs: usize,
     ) {
-        let config = TileConfig::new(rows, outputs, inputs, false, 132);
+        let config = TileConfig::new(rows, outputs, inputs, false, None, 132);
         assert!(
             config.blocks > 0 && config.blocks <= 132 && config.blocks.is_multiple_of(CLUSTER),
             "{config:?}"
@@ -212,10 +228,17 @@ mod tests {
     #[case::halves_of_the_outputs(2048, 28_704, true)]
     #[case::outputs(2048, 6152, false)]
     fn ordered_tiles_have_whole_groups(#[case] rows: usize, #[case] outputs: usize, #[case] gated: bool) {
-        let config = TileConfig::new(rows, outputs, 4096, gated, 132);
+        let config = TileConfig::new(rows, outputs, 4096, gated, None, 132);
         let results = if gated { outputs / 2 } else { outputs };
         let whole = results.is_multiple_of(ORDER) && (config.outputs / 2).is_multiple_of(ORDER);
         assert!(whole || !config.ordered, "{config:?}");
+    }
+
+    /// 16 tiles of 192 outputs for each run of rows take as long as 24 of 128.
+    #[test]
+    fn tiles_consist_of_whole_heads_where_those_cost_no_more() {
+        let outputs = |head| TileConfig::new(2048, 3072, 4096, false, head, 132).outputs;
+        assert_eq!([None, Some(64), Some(128)].map(outputs), [192, 192, 128]);
     }
 
     #[test]
