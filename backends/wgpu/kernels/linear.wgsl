@@ -239,7 +239,8 @@ fn finish_with(operands: Operands, row: u32, unit: u32, outputs: vec4<u32>, sums
 }
 
 #if FEW
-// For few rows: one workgroup per unit of up to ROWS rows. Its threads divide the columns, so that the weight is read once and
+// For few rows: one workgroup per unit of up to ROWS rows; with RUN for UNITS units of one row, one after the other, each of which
+// takes a single step, so that the inputs are read once. Its threads divide the columns, so that the weight is read once and
 // consecutive threads read consecutive vectors of 16 bytes. A call of few rows takes little longer than its loads that wait for
 // each other, so a thread asks for AHEAD vectors of each output at a time first of all; then for the inputs of a single row, and
 // those that compute the epilogue for its operands.
@@ -287,108 +288,132 @@ fn norm_weights_of(vector: u32) -> array<vec4<f32>, QUADS> {
 @compute @workgroup_size(THREADS)
 fn linear_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
     let group = flat_group(wid, nwg);
-    let unit = P.first_unit + group % P.units;
-    let first = group / P.units * ROWS;
-    let targets = outputs_of(unit);
-    let outputs = min(targets, vec4<u32>(P.w_first + P.w_rows - 1u));
     let vectors = P.w_row_words / 4u;
     // A row that does not exist is computed, but not stored.
     let last_row = P.x_rows - 1u;
+    var squares = vec4<f32>();
+#if RUN
+    let runs = (P.units + UNITS - 1u) / UNITS;
+    let first = group / runs;
+    let row = min(first, last_row);
+    let own_vector = min(lid, vectors - 1u);
+    var x_0 = inputs_of(row, own_vector);
+#if NORM
+    let norm_weights_0 = norm_weights_of(own_vector);
+#each Q QUADS
+    if (lid < vectors) { squares.x += dot(x_0[$Qu], x_0[$Qu]); }
+    x_0[$Qu] *= norm_weights_0[$Qu];
+#endeach
+#endif
+    let begin = group % runs * UNITS;
+    let end = min(begin + UNITS, P.units);
+    for (var unit = P.first_unit + begin; unit < P.first_unit + end; unit += 1u) {
+#else
+    let unit = P.first_unit + group % P.units;
+    let first = group / P.units * ROWS;
 #if ONE_ROW
     let row = min(first, last_row);
 #endif
-    var operands = Operands();
-    var rows = 0u;
-    var sums = array<vec4<f32>, ROWS>();
-    var squares = vec4<f32>();
-    for (var vector = 0u; vector < vectors; vector += AHEAD * THREADS) {
+    {
+#endif
+        let targets = outputs_of(unit);
+        let outputs = min(targets, vec4<u32>(P.w_first + P.w_rows - 1u));
+        var operands = Operands();
+        var rows = 0u;
+        var sums = array<vec4<f32>, ROWS>();
+        for (var vector = 0u; vector < vectors; vector += AHEAD * THREADS) {
 #each N AHEAD
-        let v_$N = min(vector + $Nu * THREADS + lid, vectors - 1u);
-        let a_$N = w_vector(outputs.x, v_$N);
-        let b_$N = w_vector(outputs.y, v_$N);
-        let c_$N = w_vector(outputs.z, v_$N);
-        let d_$N = w_vector(outputs.w, v_$N);
+            let v_$N = min(vector + $Nu * THREADS + lid, vectors - 1u);
+            let a_$N = w_vector(outputs.x, v_$N);
+            let b_$N = w_vector(outputs.y, v_$N);
+            let c_$N = w_vector(outputs.z, v_$N);
+            let d_$N = w_vector(outputs.w, v_$N);
 #if !SMALL_GROUPS
-        let first_column_$N = min(v_$N * 4u * w_QUADS, P.inputs - 1u);
-        let a_affine_$N = w_affine(outputs.x, first_column_$N);
-        let b_affine_$N = w_affine(outputs.y, first_column_$N);
-        let c_affine_$N = w_affine(outputs.z, first_column_$N);
-        let d_affine_$N = w_affine(outputs.w, first_column_$N);
+            let first_column_$N = min(v_$N * 4u * w_QUADS, P.inputs - 1u);
+            let a_affine_$N = w_affine(outputs.x, first_column_$N);
+            let b_affine_$N = w_affine(outputs.y, first_column_$N);
+            let c_affine_$N = w_affine(outputs.z, first_column_$N);
+            let d_affine_$N = w_affine(outputs.w, first_column_$N);
 #endif
 #if ONE_ROW
-        let x_$N = inputs_of(row, v_$N);
+#if !RUN
+            let x_$N = inputs_of(row, v_$N);
 #if NORM
-        let norm_weights_$N = norm_weights_of(v_$N);
+            let norm_weights_$N = norm_weights_of(v_$N);
+#endif
 #endif
 #endif
 #endeach
-        if (vector == 0u && lid < ROWS) {
-            rows = live_rows();
-            operands = operands_of(min(first + lid, last_row), unit, targets);
-        }
+            if (vector == 0u && lid < ROWS) {
+                rows = live_rows();
+                operands = operands_of(min(first + lid, last_row), unit, targets);
+            }
 #each N AHEAD
-        if (vector + $Nu * THREADS + lid < vectors) {
+            if (vector + $Nu * THREADS + lid < vectors) {
 #if FACTORED
-            var products = array<vec4<f32>, ROWS>();
+                var products = array<vec4<f32>, ROWS>();
 #endif
 #each Q QUADS
-            if ((v_$N * QUADS + $Qu) * 4u < P.inputs) {
-                let k = (v_$N * QUADS + $Qu) * 4u;
+                if ((v_$N * QUADS + $Qu) * 4u < P.inputs) {
+                    let k = (v_$N * QUADS + $Qu) * 4u;
 #if SMALL_GROUPS
-                let w = mat4x4<f32>(
-                    w_quad(a_$N, $Qu, w_affine(outputs.x, k)), w_quad(b_$N, $Qu, w_affine(outputs.y, k)),
-                    w_quad(c_$N, $Qu, w_affine(outputs.z, k)), w_quad(d_$N, $Qu, w_affine(outputs.w, k)));
+                    let w = mat4x4<f32>(
+                        w_quad(a_$N, $Qu, w_affine(outputs.x, k)), w_quad(b_$N, $Qu, w_affine(outputs.y, k)),
+                        w_quad(c_$N, $Qu, w_affine(outputs.z, k)), w_quad(d_$N, $Qu, w_affine(outputs.w, k)));
 #else
 #if FACTORED
-                let w = mat4x4<f32>(
-                    w_difference(a_$N, $Qu, a_affine_$N.y), w_difference(b_$N, $Qu, b_affine_$N.y),
-                    w_difference(c_$N, $Qu, c_affine_$N.y), w_difference(d_$N, $Qu, d_affine_$N.y));
+                    let w = mat4x4<f32>(
+                        w_difference(a_$N, $Qu, a_affine_$N.y), w_difference(b_$N, $Qu, b_affine_$N.y),
+                        w_difference(c_$N, $Qu, c_affine_$N.y), w_difference(d_$N, $Qu, d_affine_$N.y));
 #else
-                let w = mat4x4<f32>(
-                    w_quad(a_$N, $Qu, a_affine_$N), w_quad(b_$N, $Qu, b_affine_$N),
-                    w_quad(c_$N, $Qu, c_affine_$N), w_quad(d_$N, $Qu, d_affine_$N));
+                    let w = mat4x4<f32>(
+                        w_quad(a_$N, $Qu, a_affine_$N), w_quad(b_$N, $Qu, b_affine_$N),
+                        w_quad(c_$N, $Qu, c_affine_$N), w_quad(d_$N, $Qu, d_affine_$N));
 #endif
 #endif
-                for (var r = 0u; r < ROWS; r += 1u) {
+                    for (var r = 0u; r < ROWS; r += 1u) {
 #if ONE_ROW
-                    var x = x_$N[$Qu];
+                        var x = x_$N[$Qu];
 #else
-                    var x = x4(min(first + r, last_row), k);
+                        var x = x4(min(first + r, last_row), k);
 #endif
 #if NORM
-                    squares[r] += dot(x, x);
+#if !RUN
+                        squares[r] += dot(x, x);
 #if ONE_ROW
-                    x *= norm_weights_$N[$Qu];
+                        x *= norm_weights_$N[$Qu];
 #else
-                    x *= norm_weight4(k);
+                        x *= norm_weight4(k);
+#endif
 #endif
 #endif
 #if FACTORED
-                    products[r] += x * w;
+                        products[r] += x * w;
 #else
-                    sums[r] += x * w;
+                        sums[r] += x * w;
 #endif
+                    }
                 }
+#endeach
+#if FACTORED
+                let scales = vec4<f32>(a_affine_$N.x, b_affine_$N.x, c_affine_$N.x, d_affine_$N.x);
+                for (var r = 0u; r < ROWS; r += 1u) { sums[r] += scales * products[r]; }
+#endif
             }
 #endeach
-#if FACTORED
-            let scales = vec4<f32>(a_affine_$N.x, b_affine_$N.x, c_affine_$N.x, d_affine_$N.x);
-            for (var r = 0u; r < ROWS; r += 1u) { sums[r] += scales * products[r]; }
-#endif
         }
-#endeach
-    }
-    for (var r = 0u; r < ROWS; r += 1u) { reduced[r * THREADS + lid] = sums[r]; }
+        for (var r = 0u; r < ROWS; r += 1u) { reduced[r * THREADS + lid] = sums[r]; }
 #if NORM
-    reduced[ROWS * THREADS + lid] = squares;
+        reduced[ROWS * THREADS + lid] = squares;
 #endif
-    add_up(lid);
-    if (lid < ROWS && first + lid < rows) {
-        var y = total_of(lid);
+        add_up(lid);
+        if (lid < ROWS && first + lid < rows) {
+            var y = total_of(lid);
 #if NORM
-        y *= norm_scale(total_of(ROWS)[lid]);
+            y *= norm_scale(total_of(ROWS)[lid]);
 #endif
-        finish_with(operands, first + lid, unit, targets, y);
+            finish_with(operands, first + lid, unit, targets, y);
+        }
     }
 }
 #endif

@@ -111,25 +111,31 @@ impl Kind {
     }
 }
 
-/// Label, rows, features, outputs and layout of batches with dense weights, which a device may run in tiles.
-const BATCHES: &[(&str, usize, usize, usize, Layout)] = &[
-    ("batch", 40, 160, 48, Layout::strided(0, 0)),
-    ("batch_extent", 100, 96, 80, Layout { gap: 0, offset: 0, bounded: true, extent: Some(77) }),
-    ("batch_strided", 128, 32, 16, Layout::strided(16, 1)),
-    ("batch_of_a_row_more", 17, 320, 272, Layout { gap: 8, offset: 0, bounded: true, extent: None }),
-    ("tiles", 300, 16, 4216, Layout::strided(0, 0)),
-    ("tiles_extent", 270, 8, 4224, Layout { gap: 8, offset: 0, bounded: true, extent: Some(140) }),
-    ("tiles_of_a_row_more", 129, 640, 264, Layout::strided(8, 0)),
+/// Label, rows, features, outputs, layout, and the format of weights that are not dense.
+type Batch = (&'static str, usize, usize, usize, Layout, Option<&'static str>);
+
+/// Batches with dense weights, which a device may run in tiles; and more outputs of packed weights than it runs workgroups at once.
+const BATCHES: &[Batch] = &[
+    ("batch", 40, 160, 48, Layout::strided(0, 0), None),
+    ("batch_extent", 100, 96, 80, Layout { gap: 0, offset: 0, bounded: true, extent: Some(77) }, None),
+    ("batch_strided", 128, 32, 16, Layout::strided(16, 1), None),
+    ("batch_of_a_row_more", 17, 320, 272, Layout { gap: 8, offset: 0, bounded: true, extent: None }, None),
+    ("tiles", 300, 16, 4216, Layout::strided(0, 0), None),
+    ("tiles_extent", 270, 8, 4224, Layout { gap: 8, offset: 0, bounded: true, extent: Some(140) }, None),
+    ("tiles_of_a_row_more", 129, 640, 264, Layout::strided(8, 0), None),
+    ("many_outputs", 1, 256, 4109, Layout::strided(0, 0), Some("int8")),
+    ("many_outputs_of_4_bits", 1, 256, 4109, Layout::strided(0, 0), Some("int4g128_f16")),
 ];
 
 /// These planes, each with a linear layer.
 fn batches(op: &str, dtype: DType) -> Vec<(Plane, Option<Kind>)> {
-    let batch = |(number, batch): (usize, &(&str, usize, usize, usize, Layout))| {
-        let (label, rows, features, results, layout) = *batch;
+    let batch = |(number, batch): (usize, &Batch)| {
+        let (label, rows, features, results, layout, packed) = *batch;
         let id = format!("{op}/{dtype}/{label}");
         let (random, values) = (Random::named(&id), Values::USUAL[number % 3]);
         let plane = Plane { id, rows, features, layout, values, random, number: 3 * number };
-        (plane, Some(Kind { results, format: WeightFormat::Dense(dtype), bias: number % 2 == 1 }))
+        let format = packed.and_then(WeightFormat::from_name).unwrap_or(WeightFormat::Dense(dtype));
+        (plane, Some(Kind { results, format, bias: number % 2 == 1 }))
     };
     BATCHES.iter().enumerate().map(batch).filter(|(plane, _)| is_wanted(&plane.id)).collect()
 }

@@ -75,11 +75,7 @@ impl Tiling {
     }
 
     /// Adds the grid's parameters to a dispatch.
-    pub(super) fn apply(&self, mut launch: Launch, layout: &weight::Layout) -> Result<Launch> {
-        if self.few {
-            launch.shader.constants.push(("THREADS", threads_of_few(layout, self.at_once)));
-            launch.shader.constants.push(("ROWS", self.at_once as u32));
-        }
+    pub(super) fn apply(&self, launch: Launch) -> Result<Launch> {
         let launch = launch.size("first_unit", self.first_unit)?.size("units", self.units)?;
         Ok(launch.flag("FEW", self.few).flag("MANY", !self.few))
     }
@@ -145,7 +141,7 @@ fn part_of(
         && x.strides.first().is_some_and(|stride| stride.is_multiple_of(8))
         && matches!(x.dtype, DType::F16 | DType::BF16)
         && part.quads() > 1;
-    let mut launch = tiling.apply(Launch::new(SOURCE, entry).groups(tiling.groups), part)?;
+    let mut launch = tiling.apply(Launch::new(SOURCE, entry).groups(tiling.groups))?;
     launch = if vectors { launch.vectors("x", call, 0)? } else { launch.operand("x", call, 0)? };
     if in_eights {
         launch = launch.words();
@@ -171,20 +167,56 @@ fn part_of(
         return epilogue(launch, fused, call, outputs);
     }
     launch = launch.flag("X_WORDS", in_eights).flag("X_BF16", x.dtype == DType::BF16);
+    let run = Run::of(part, &tiling).filter(|_| !matches!(fused.epilogue, Epilogue::Heads { .. }));
+    launch = of_few_rows(launch, part, &tiling, run, rows);
     if inputs == 0 {
         launch = launch.groups(0);
     }
-    Ok(epilogue(of_few_rows(launch, part, tiling.at_once), fused, call, outputs)?.fixed())
+    Ok(epilogue(launch, fused, call, outputs)?.fixed())
 }
 
-/// Adds what only the kernel for few rows needs; `at_once` rows are computed together.
-fn of_few_rows(mut launch: Launch, part: &weight::Layout, at_once: usize) -> Launch {
-    let (ahead, quads) = (vectors_ahead(part, at_once), part.quads() as u32);
-    launch.shader.constants.extend([("AHEAD", ahead), ("QUADS", quads), ("EIGHTS", quads / 2)]);
+/// Adds what only the kernel for few rows needs.
+fn of_few_rows(
+    mut launch: Launch,
+    part: &weight::Layout,
+    tiling: &Tiling,
+    run: Option<Run>,
+    rows: usize,
+) -> Launch {
+    let (at_once, quads) = (tiling.at_once, part.quads() as u32);
+    let (threads, run) = match run {
+        Some(Run { threads, units }) => (threads, units),
+        None => (threads_of_few(part, at_once), 1),
+    };
+    let constants = [("THREADS", threads), ("ROWS", at_once as u32), ("AHEAD", vectors_ahead(part, threads))];
+    launch.shader.constants.extend(constants);
+    launch.shader.constants.extend([("UNITS", run as u32), ("QUADS", quads), ("EIGHTS", quads / 2)]);
     // Where a vector has one scale, it is a factor of the vector's sum.
     let factored = matches!(part.element, WeightElement::Integers { minimum: false, .. });
     let launch = launch.flag("FACTORED", factored && !part.has_small_groups());
-    launch.reducing(false).flag("ONE_ROW", at_once == 1)
+    let groups = tiling.units.div_ceil(run).saturating_mul(rows.div_ceil(at_once));
+    launch.groups(groups).reducing(false).flag("ONE_ROW", at_once == 1).flag("RUN", run > 1)
+}
+
+/// Several units that a workgroup of `linear_few` computes one after the other.
+struct Run {
+    threads: u32,
+    units: usize,
+}
+
+impl Run {
+    /// Workgroups of a dispatch: about as many as large GPUs run at once.
+    const GROUPS: usize = 512;
+    /// The most threads of a workgroup.
+    const THREADS: usize = 256;
+
+    /// Runs gain where threads have a single vector of a row, and vectors have so many elements that the inputs take longer to load.
+    fn of(layout: &weight::Layout, tiling: &Tiling) -> Option<Self> {
+        let vectors = layout.row_words / 4;
+        let units = tiling.units.div_ceil(Self::GROUPS);
+        let gains = layout.quads() > 4 && tiling.at_once == 1 && vectors <= Self::THREADS && units > 1;
+        gains.then(|| Self { threads: vectors.next_multiple_of(32) as u32, units })
+    }
 }
 
 /// Threads of a workgroup of the kernels for few rows, `at_once` of which it computes together: each reads at least two vectors of a
@@ -198,8 +230,8 @@ pub(super) fn threads_of_few(layout: &weight::Layout, at_once: usize) -> u32 {
 }
 
 /// Vectors of each output for which a thread of `linear_few` asks at a time, as many as its registers hold with their inputs.
-fn vectors_ahead(layout: &weight::Layout, at_once: usize) -> u32 {
-    let each = (layout.row_words / 4).div_ceil(threads_of_few(layout, at_once) as usize);
+fn vectors_ahead(layout: &weight::Layout, threads: u32) -> u32 {
+    let each = (layout.row_words / 4).div_ceil(threads as usize);
     each.clamp(1, if layout.quads() > 4 { 1 } else { 2 }) as u32
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     launch::{CallPlan, Launch},
-    linear::{Tiling, UNIT},
+    linear::{Tiling, UNIT, threads_of_few},
     weight,
 };
 use crate::driver::adapter::DeviceSpec;
@@ -33,8 +33,12 @@ pub(super) fn linear_w8a8(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan
     for (index, part) in weight::parts(weight_type, spec)?.iter().enumerate() {
         let tiling = Tiling::new(rows, part.first / UNIT, part.rows.div_ceil(UNIT));
         let entry = if tiling.few { "linear_w8a8_few" } else { "linear_w8a8_many" };
-        let launch = tiling.apply(Launch::new(SOURCE, entry).groups(tiling.groups), part)?;
-        let launch = if tiling.few { launch.reducing(false) } else { launch };
+        let mut launch = tiling.apply(Launch::new(SOURCE, entry).groups(tiling.groups))?;
+        if tiling.few {
+            let threads = threads_of_few(part, tiling.at_once);
+            launch.shader.constants.extend([("THREADS", threads), ("ROWS", tiling.at_once as u32)]);
+            launch = launch.reducing(false);
+        }
         let launch = launch.operand("x", call, 0)?.words().operand("scales", call, 1)?;
         let launch = launch.weight_part("w", 2, index, Some(part))?.operand("bias", call, 3)?;
         let launch = launch.result("y", call, 0)?.size("inputs", inputs)?;

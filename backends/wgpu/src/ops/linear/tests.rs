@@ -49,6 +49,24 @@ fn a_single_row_is_read_eight_elements_at_a_time(
     assert_eq!(launch(dtype, format, sizes).shader.flags.contains(&"X_WORDS"), expected);
 }
 
+#[rstest]
+#[case::four_bits(DType::F16, "int4g128_f16", [1, 4109, 256], Some((32, 3)))]
+#[case::as_many_threads_as_vectors(DType::F16, "int4g128_f16", [1, 28_672, 8192], Some((256, 14)))]
+#[case::few_outputs(DType::F16, "int4g128_f16", [1, 2048, 256], None)]
+#[case::several_steps(DType::F16, "int4g128_f16", [1, 4109, 14_336], None)]
+#[case::two_rows(DType::F16, "int4g128_f16", [2, 4109, 256], None)]
+#[case::halves(DType::F16, "f16", [1, 4109, 256], None)]
+fn workgroups_have_runs_of_units_where_inputs_take_long(
+    #[case] dtype: DType,
+    #[case] format: &str,
+    #[case] sizes: [usize; 3],
+    #[case] expected: Option<(u32, u32)>,
+) {
+    let launch = launch(dtype, format, sizes);
+    let of_run = (constant(&launch, "THREADS"), constant(&launch, "UNITS"));
+    assert_eq!(launch.shader.flags.contains(&"RUN").then_some(of_run), expected);
+}
+
 #[test]
 fn only_row_counts_are_read_at_run_time() {
     let launch = launch(DType::F16, "f16", [1, 96, 512]);
