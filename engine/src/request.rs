@@ -85,7 +85,7 @@ pub struct EmbeddingRequest {
 
 /// Restricts an answer token by token: a grammar, a schema, a regular expression.
 ///
-/// It runs on the engine's thread between steps, so a slow constraint delays every request.
+/// It runs between steps, beside those of other requests where the machine has several cores. A slow constraint delays every request.
 pub trait Constraint: Send + Debug {
     /// Sets the bit of every token that may come next: bit `token % 32` of word `token / 32`. All bits are 0 initially. If the
     /// answer is complete, the model's end tokens may come next.

@@ -13,7 +13,11 @@ use dsrun_engine::{
 };
 use dsrun_models::model::Model;
 use rstest::rstest;
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Condvar, Mutex},
+    time::Duration,
+};
 use support::{device, exact, fixtures, late::LateDevice};
 
 const VOCABULARY: u32 = 96;
@@ -109,6 +113,52 @@ fn a_constraint_limits_its_request_alone(
     assert_eq!(answers[1].len(), 12);
     // The only allowed token has probability 1.
     assert!(answers[1][..words.len()].iter().all(|event| event.log_probability.abs() < 1e-6));
+}
+
+/// A constraint that allows every token, but only once as many constraints as it asks for run at the same time.
+#[derive(Clone, Debug)]
+struct Together {
+    /// The number of constraints that have begun in this step.
+    begun: Arc<(Mutex<usize>, Condvar)>,
+    wanted: usize,
+}
+
+impl Constraint for Together {
+    fn allow(&mut self, tokens: &mut [u32]) -> Result<(), ConstraintError> {
+        let (count, changed) = &*self.begun;
+        let mut begun = count.lock().unwrap();
+        *begun += 1;
+        changed.notify_all();
+        let (_begun, waited) =
+            changed.wait_timeout_while(begun, Duration::from_secs(20), |begun| *begun < self.wanted).unwrap();
+        tokens.fill(u32::MAX);
+        if waited.timed_out() { Err(ConstraintError("it ran alone".into())) } else { Ok(()) }
+    }
+
+    fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
+        Ok(())
+    }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn constraints_of_several_requests_run_at_the_same_time() {
+    // The threads that they share; with one only, they run one after the other.
+    let wanted = rayon::current_num_threads().min(2);
+    let begun = Arc::new((Mutex::new(0), Condvar::new()));
+    let constrained = |index: u32| {
+        let constraint: Box<dyn Constraint> = Box::new(Together { begun: begun.clone(), wanted });
+        Request { constraint: Some(constraint), max_tokens: Some(1), ..request(index) }
+    };
+    let mut engine = engine(device(), &exact(32, 3));
+    let answers = run(&mut engine, (0..3).map(constrained).collect());
+    assert!(engine.take_failures().is_empty());
+    let alone = alone();
+    let first = |answers: &[Vec<u32>]| answers.iter().map(|answer| answer[0]).collect::<Vec<_>>();
+    assert_eq!(first(&answers.iter().map(|events| tokens(events)).collect::<Vec<_>>()), first(&alone));
 }
 
 #[rstest]

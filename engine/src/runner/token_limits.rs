@@ -5,9 +5,10 @@ use super::{RequestSequence, executor::Executor, requests::Requests};
 use crate::{
     error::{ConstraintError, EngineError, Result},
     plan::StepState,
-    request::RequestId,
+    request::{Constraint, RequestId},
     schedule::SequenceKey,
 };
+use rayon::prelude::*;
 
 /// Tokens in a word of a mask.
 const WORD_BITS: usize = 32;
@@ -44,6 +45,8 @@ impl TokenLimits {
 
     /// Computes the mask of a step, with a row for each sequence. Returns the requests whose constraint failed: their rows allow
     /// every token, and the sampled token is discarded.
+    ///
+    /// A constraint may take a millisecond, so those of several requests run on several threads.
     pub(super) fn make_mask(
         &mut self,
         requests: &mut Requests,
@@ -52,14 +55,14 @@ impl TokenLimits {
         let words = self.vocabulary.div_ceil(WORD_BITS);
         self.mask.clear();
         self.mask.resize(sequences.len() * words, u32::MAX);
-        let mut failures = Vec::new();
-        for (key, row) in sequences.iter().zip(self.mask.chunks_exact_mut(words)) {
-            if let Err(failure) = limit_row(requests, *key, row) {
-                row.fill(u32::MAX);
-                failures.push(failure);
-            }
+        let rows = sequences.iter().zip(self.mask.chunks_exact_mut(words));
+        let mut limits: Vec<RowLimits<'_>> =
+            rows.filter_map(|(key, row)| RowLimits::take(requests, *key, row)).collect();
+        match limits.iter().filter(|limits| limits.constraint.is_some()).count() {
+            ..=1 => limits.iter_mut().for_each(RowLimits::apply),
+            _ => limits.par_iter_mut().for_each(RowLimits::apply),
         }
-        failures
+        limits.into_iter().filter_map(|limits| limits.give_back(requests)).collect()
     }
 
     /// The mask of the step that is launched.
@@ -89,32 +92,66 @@ impl TokenLimits {
     }
 }
 
-/// Clears the bits of tokens that a request may not sample in its row of the mask.
-fn limit_row(
-    requests: &mut Requests,
+/// What limits the next token of a sequence, taken out of its request while a mask is computed.
+struct RowLimits<'a> {
     key: SequenceKey,
-    row: &mut [u32],
-) -> Result<(), (RequestId, EngineError)> {
-    let (scheduler, stop_ids) = requests.scheduler_and_stop_ids();
-    let Some(sequence) = scheduler.get_mut(key) else { return Ok(()) };
-    let must_continue = must_continue(sequence);
-    let request = &mut sequence.item;
-    if let Some(constraint) = &mut request.constraint {
-        row.fill(0);
-        constraint.allow(row).map_err(|error| (request.id, error.into()))?;
+    request: RequestId,
+    constraint: Option<Box<dyn Constraint>>,
+    /// The end tokens, if the next token must not be one of them.
+    forbidden_ends: Vec<u32>,
+    /// The row of the mask.
+    row: &'a mut [u32],
+    outcome: Result<(), EngineError>,
+}
+
+impl<'a> RowLimits<'a> {
+    /// The limits of a sequence; `None` if it is gone, or has none.
+    fn take(requests: &mut Requests, key: SequenceKey, row: &'a mut [u32]) -> Option<Self> {
+        let (scheduler, stop_ids) = requests.scheduler_and_stop_ids();
+        let sequence = scheduler.get_mut(key)?;
+        let must_continue = must_continue(sequence);
+        let request = &mut sequence.item;
+        let forbidden_ends = if must_continue { request.end_tokens(stop_ids).collect() } else { Vec::new() };
+        let constraint = request.constraint.take();
+        let limited = constraint.is_some() || !forbidden_ends.is_empty();
+        limited.then_some(Self { key, request: request.id, constraint, forbidden_ends, row, outcome: Ok(()) })
     }
-    if must_continue {
-        let place = |token: u32| (token as usize / WORD_BITS, 1 << (token as usize % WORD_BITS));
-        let allowed = |token: &u32| row.get(place(*token).0).is_some_and(|word| word & place(*token).1 != 0);
-        let ends: Vec<u32> = request.end_tokens(stop_ids).filter(allowed).collect();
-        ends.iter().map(|token| place(*token)).for_each(|(word, bit)| row[word] &= !bit);
-        // A complete constraint allows only end tokens, so these are not forbidden.
-        if row.iter().all(|word| *word == 0) {
-            ends.iter().map(|token| place(*token)).for_each(|(word, bit)| row[word] |= bit);
+
+    /// Clears the bits of tokens that the request may not sample.
+    fn apply(&mut self) {
+        self.outcome = self.limit();
+        if self.outcome.is_err() {
+            self.row.fill(u32::MAX);
         }
     }
-    if row.iter().all(|word| *word == 0) {
-        return Err((request.id, ConstraintError("it allows no token".into()).into()));
+
+    fn limit(&mut self) -> Result<(), EngineError> {
+        let row = &mut *self.row;
+        if let Some(constraint) = &mut self.constraint {
+            row.fill(0);
+            constraint.allow(row)?;
+        }
+        let place = |token: u32| (token as usize / WORD_BITS, 1 << (token as usize % WORD_BITS));
+        let allowed = |token: &u32| row.get(place(*token).0).is_some_and(|word| word & place(*token).1 != 0);
+        let ends: Vec<u32> = self.forbidden_ends.iter().copied().filter(allowed).collect();
+        ends.iter().map(|token| place(*token)).for_each(|(word, bit)| row[word] &= !bit);
+        if row.iter().any(|word| *word != 0) {
+            return Ok(());
+        }
+        // A complete constraint allows only end tokens, so these are not forbidden.
+        ends.iter().map(|token| place(*token)).for_each(|(word, bit)| row[word] |= bit);
+        match ends.is_empty() {
+            true => Err(ConstraintError("it allows no token".into()).into()),
+            false => Ok(()),
+        }
     }
-    Ok(())
+
+    /// Returns the constraint to its request, and why it failed, if it did.
+    fn give_back(self, requests: &mut Requests) -> Option<(RequestId, EngineError)> {
+        let (scheduler, _) = requests.scheduler_and_stop_ids();
+        if let Some(sequence) = scheduler.get_mut(self.key) {
+            sequence.item.constraint = self.constraint;
+        }
+        self.outcome.err().map(|error| (self.request, error))
+    }
 }
