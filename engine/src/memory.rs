@@ -72,12 +72,17 @@ impl MemoryPlan {
             return "layers are streamed already: a larger --gpu-memory, --quantize w8a16 or w4a16, a smaller --context, or fewer requests \
                     side by side";
         }
+        const LESS_CACHE: &str = "a smaller --context, fewer --kv-tokens, or fewer requests side by side need less KV cache; where the \
+                                  backend can, --kv-in host keeps it in host memory";
+        if self.missing().is_some_and(|missing| missing < self.kv_cache) && self.kv_slots == 0 {
+            return LESS_CACHE;
+        }
         if self.available.is_some_and(|available| self.weights > available) || self.weights > beside_weights {
             "--dtype bf16, --quantize w8a16 or w4a16, a quantised file, or a smaller model need less memory for weights; --weights-in host streams them"
         } else if self.kv_slots > beside_weights / 2 {
             "a smaller --context, fewer --kv-tokens, or fewer requests side by side need smaller slots for KV cache in host memory"
         } else if self.kv_cache > beside_weights / 2 {
-            "a smaller --context, fewer --kv-tokens, or fewer requests side by side need less KV cache; where the backend can, --kv-in host keeps it in host memory"
+            LESS_CACHE
         } else {
             "fewer --step-tokens, or fewer requests side by side, need less memory for a step"
         }
@@ -175,6 +180,8 @@ mod tests {
     // A smaller cache does not help if not even the weights fit.
     #[case(90, 500, 5, "for weights")]
     #[case(20, 90, 5, "KV cache")]
+    // A smaller cache is enough, though weights are the largest part.
+    #[case(40, 30, 5, "KV cache")]
     #[case(20, 5, 90, "for a step")]
     fn the_remedy_reduces_the_largest_part(
         #[case] weights: u64,

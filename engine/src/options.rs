@@ -316,6 +316,11 @@ impl EngineOptions {
             let rule = format!("needs --weights-in auto or host, not {}", self.weights_in);
             return Err(EngineError::option("experts", self.experts, rule));
         }
+        if let (Some(bytes), false) = (self.host_memory, matches!(self.weights_in, WeightsIn::Disk(_))) {
+            let rule =
+                format!("bounds weights on disk: it needs --weights-in disk:FOLDER, not {}", self.weights_in);
+            return Err(EngineError::option("host-memory", format!("{bytes} bytes"), rule));
+        }
         if let Some(speculation) = self.speculation {
             speculation.validate()?;
         }

@@ -75,7 +75,7 @@ pub fn check_budget(model: &Model, bits: f64) -> Result<()> {
         elements += weight.rows() as u64 * weight.columns() as u64;
     }
     let least = bytes as f64 * 8.0 / elements.max(1) as f64;
-    if bits.is_nan() || bits < least {
+    if !bits.is_finite() || bits < least {
         let rule = format!("the smallest formats take {least:.3} bits for each weight");
         return Err(EngineError::option("budget", bits, rule));
     }

@@ -68,8 +68,12 @@ impl PipelineOptions {
     pub fn check(&self) -> Result<()> {
         let layers = &self.first_layers;
         if !layers.is_empty() && layers.len() + 1 != self.count() {
-            let (given, stages) = (layers.len(), self.count());
-            let message = format!("names {given} first layers, but {stages} stages have {}", stages - 1);
+            let message = match (layers.len(), self.count()) {
+                (_, 1) => "names first layers, but there is one stage; give --pp, too".to_owned(),
+                (given, stages) => {
+                    format!("names {given} first layers, but {stages} stages have {}", stages - 1)
+                }
+            };
             return Err(Error::invalid(message).at("stages"));
         }
         if layers.first() == Some(&0) || layers.windows(2).any(|pair| pair[0] >= pair[1]) {

@@ -54,7 +54,7 @@ pub(crate) struct Arguments {
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
     /// What to log to standard error: error, warn, info, debug, trace, or a filter such as dsrun_engine=debug.
-    #[arg(long, global = true, env = "DSRUN_LOG", value_name = "FILTER")]
+    #[arg(long, global = true, env = "DSRUN_LOG", value_name = "FILTER", value_parser = values::log_filter)]
     pub(crate) log: Option<String>,
     #[command(subcommand)]
     pub(crate) command: Command,

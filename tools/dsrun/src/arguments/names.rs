@@ -1,7 +1,7 @@
 //! The command line with an environment variable for every flag, and with the help that fits each command.
 
 use super::Arguments;
-use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, builder::FalseyValueParser};
+use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches};
 
 /// Flags for comparing techniques, which the commands for users accept without listing them.
 const FOR_COMPARISON: &[&str] =
@@ -85,13 +85,21 @@ fn with_variable(arg: Arg) -> Arg {
                 return arg;
             }
             let arg = arg.env(variable).hide_env(true);
-            // A flag without a value is set by any value of its variable but 0, false, no, off and the empty one.
             match arg.get_action() {
-                ArgAction::SetTrue => arg.value_parser(FalseyValueParser::new()),
+                ArgAction::SetTrue => arg.value_parser(switch),
                 _ => arg,
             }
         }
         _ => arg,
+    }
+}
+
+/// The value of the variable of a flag that takes none.
+fn switch(text: &str) -> Result<bool, &'static str> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "" | "0" | "false" | "no" | "off" => Ok(false),
+        _ => Err("must be true, yes, on or 1, or false, no, off, 0 or empty"),
     }
 }
 
@@ -124,6 +132,18 @@ mod tests {
             for heading in ["Model:", "Engine:", "Device:", "Several devices:", "Sampling:"] {
                 assert!(text.lines().any(|line| line == heading), "{heading} is missing in\n{text}");
             }
+        }
+    }
+
+    #[test]
+    fn variables_of_flags_without_values_are_true_or_false() {
+        for (text, expected) in
+            [("1", true), ("TRUE", true), ("on", true), ("", false), ("0", false), ("No", false)]
+        {
+            assert_eq!(switch(text), Ok(expected), "{text}");
+        }
+        for text in ["maybe", "2", "-1", " true"] {
+            assert!(switch(text).is_err(), "{text}");
         }
     }
 

@@ -78,6 +78,12 @@ impl From<MemorySize> for String {
     }
 }
 
+/// Parses the filter of a log, which is kept as it is written.
+pub(crate) fn log_filter(text: &str) -> Result<String, String> {
+    let filter = tracing_subscriber::EnvFilter::try_new(text);
+    filter.map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -118,6 +118,19 @@ pub(crate) enum ResponseFormat {
     },
 }
 
+/// The form of an answer, and the field that asks for it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Form {
+    pub(crate) field: String,
+    pub(crate) format: ResponseFormat,
+}
+
+impl From<ResponseFormat> for Form {
+    fn from(format: ResponseFormat) -> Self {
+        Self { field: "response_format".to_owned(), format }
+    }
+}
+
 /// A JSON schema.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -197,7 +210,7 @@ pub(crate) struct Generation {
     pub(crate) min_tokens: usize,
     pub(crate) priority: i32,
     pub(crate) cache_salt: Option<String>,
-    pub(crate) response_format: Option<ResponseFormat>,
+    pub(crate) form: Option<Form>,
     pub(crate) stop_token_ids: Vec<u32>,
 }
 
@@ -359,7 +372,7 @@ macro_rules! generation_request {
                     let message = "must be true: control tokens are not part of answers";
                     return Err(crate::serve::error::ApiError::field("skip_special_tokens", message));
                 }
-                let response_format = crate::serve::forms::form(
+                let form = crate::serve::forms::form(
                     self.response_format.as_ref(),
                     self.structured_outputs.as_ref(),
                     &super::StructuredOutputs {
@@ -388,7 +401,7 @@ macro_rules! generation_request {
                     min_tokens: self.min_tokens.unwrap_or(0),
                     priority: self.priority.unwrap_or(0),
                     cache_salt: self.cache_salt.clone(),
-                    response_format,
+                    form,
                     stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
                 })
             }

@@ -139,9 +139,11 @@ fn refused(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     if message.starts_with(UNKNOWN_FIELD) {
         return ApiError::field(path, "this server does not support this field");
     }
-    if let Some(name) = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
-        let field = if path == "." { name.to_owned() } else { format!("{path}.{name}") };
-        return ApiError::field(field, "must be given");
+    for (prefix, rule) in [("missing field `", "must be given"), ("duplicate field `", "is given twice")] {
+        if let Some(name) = message.strip_prefix(prefix).and_then(|rest| rest.split('`').next()) {
+            let field = if path == "." { name.to_owned() } else { format!("{path}.{name}") };
+            return ApiError::field(field, rule);
+        }
     }
     let message = readable(message);
     if path == "." { ApiError::malformed(message) } else { ApiError::field(path, message) }
@@ -160,8 +162,12 @@ fn readable(message: &str) -> String {
     };
     let given = given.strip_prefix("floating point ").unwrap_or(given);
     let expected = match expected {
-        "usize" | "u64" | "u32" | "u16" | "u8" => "a whole number, 0 or more",
-        "isize" | "i64" | "i32" | "i16" | "i8" => "a whole number",
+        "usize" | "u64" => "a whole number, 0 or more",
+        "u32" => "a whole number from 0 to 4294967295",
+        "i64" => "a whole number from -9223372036854775808 to 9223372036854775807",
+        "i32" => "a whole number from -2147483648 to 2147483647",
+        "u16" => "a whole number from 0 to 65535",
+        "u8" => "a whole number from 0 to 255",
         "f64" | "f32" => "a number",
         "a sequence" => "a list",
         "a map" => "an object",
@@ -247,11 +253,18 @@ mod tests {
     }
 
     #[rstest]
-    #[case(r#"{"items": [], "count": 1.5}"#, "count: is `1.5`, but must be a whole number, 0 or more")]
-    #[case(r#"{"items": [], "count": "1"}"#, "count: is string \"1\", but must be a whole number, 0 or more")]
-    #[case(r#"{"items": [], "count": -1}"#, "count: is integer `-1`, but must be a whole number, 0 or more")]
+    #[case(r#"{"items": [], "count": 1.5}"#, "count: is `1.5`, but must be a whole number from 0 to 255")]
+    #[case(
+        r#"{"items": [], "count": "1"}"#,
+        "count: is string \"1\", but must be a whole number from 0 to 255"
+    )]
+    #[case(
+        r#"{"items": [], "count": -1}"#,
+        "count: is integer `-1`, but must be a whole number from 0 to 255"
+    )]
     #[case(r#"{"items": "a"}"#, "items: is string \"a\", but must be a list")]
     #[case(r#"{"items": ["a"]}"#, "items[0]: is string \"a\", but must be an object")]
+    #[case(r#"{"items": [], "items": []}"#, "items: is given twice")]
     #[case(r#"[]"#, "must be an object")]
     fn errors_about_types_are_in_plain_words(#[case] body: &str, #[case] message: &str) {
         let refusal = refusal(body.as_bytes());

@@ -8,7 +8,7 @@ mod requested_tools;
 
 use super::{
     api::{
-        Finish, ResponseFormat, Usage,
+        Finish, Form, Usage,
         chat::{
             AnswerMessage, CallType, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs,
             ChatRequest, ChatTokenLogprob, Delta, FunctionCall, FunctionDelta, Role, ToolCall, ToolCallDelta,
@@ -174,7 +174,7 @@ impl Completion for Chat {
         let tools = RequestedTools::of(request, loaded)?;
         let tool_format = loaded.tool_format()?;
         let channels = tool_format.filter(|format| format.has_channels());
-        let grammar = match (&generation.response_format, &tools) {
+        let grammar = match (&generation.form, &tools) {
             (format, Some(tools)) => tools.grammar(format.as_ref(), loaded)?,
             (Some(format), None) => grammar_of(format, channels, loaded)?,
             (None, None) => None,
@@ -310,14 +310,14 @@ pub(super) fn has_effort(loaded: &Loaded) -> bool {
 
 /// The grammar of a form without tools. On channels, it is the answer that follows the form.
 fn grammar_of(
-    form: &ResponseFormat,
+    form: &Form,
     channels: Option<ToolFormat>,
     loaded: &Loaded,
 ) -> Result<Option<Grammar>, ApiError> {
     let Some(format) = channels else { return Grammar::of(form, loaded) };
     let Some(rule) = grammar::rule(form)? else { return Ok(None) };
     match format.form(&rule, loaded.tokenizer()?) {
-        Some(grammar) => Grammar::lark(grammar, loaded, "response_format").map(Some),
+        Some(grammar) => Grammar::lark(grammar, loaded, &form.field).map(Some),
         None => Grammar::of(form, loaded),
     }
 }

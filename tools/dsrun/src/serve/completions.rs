@@ -83,7 +83,7 @@ impl Completion for TextCompletion {
                 echoes.push(text.map_err(|error| ApiError::field("prompt", error.to_string()))?);
             }
         }
-        let grammar = match &generation.response_format {
+        let grammar = match &generation.form {
             Some(format) => Grammar::of(format, loaded)?,
             None => None,
         };

@@ -1,7 +1,7 @@
 //! The form that an answer has to follow, from the several fields that name one.
 
 use super::{
-    api::{NamedSchema, ResponseFormat, StructuredOutputs, Syntax},
+    api::{Form, NamedSchema, ResponseFormat, StructuredOutputs, Syntax},
     error::ApiError,
 };
 use serde_json::Value;
@@ -14,39 +14,33 @@ pub(super) fn form(
     response_format: Option<&ResponseFormat>,
     structured: Option<&StructuredOutputs>,
     guided: &StructuredOutputs,
-) -> Result<Option<ResponseFormat>, ApiError> {
-    let named = |name: &'static str, outputs: &StructuredOutputs, prefix: &str| {
-        forms(outputs, prefix)
-            .map(|forms| forms.into_iter().map(move |form| (name, form)).collect::<Vec<_>>())
-    };
+) -> Result<Option<Form>, ApiError> {
     let mut all = Vec::new();
     if let Some(outputs) = structured {
-        let forms = named("structured_outputs", outputs, "structured_outputs.")?;
+        let forms = forms(outputs, "structured_outputs.")?;
         if forms.is_empty() {
             let message = "give one of json, regex, choice, grammar and json_object";
             return Err(ApiError::field("structured_outputs", message));
         }
         all.extend(forms);
     }
-    all.extend(named("guided_json, guided_regex, guided_choice, guided_grammar", guided, "guided_")?);
+    all.extend(forms(guided, "guided_")?);
     // Plain text is what an answer is without any of the others.
     let given = response_format.filter(|format| **format != ResponseFormat::Text || all.is_empty());
-    all.extend(given.map(|format| ("response_format", format.clone())));
+    all.extend(given.cloned().map(Form::from));
     if all.len() > 1 {
-        let mut names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
-        names.dedup();
-        return Err(ApiError::field(
-            names[0],
-            format!("an answer has one form, but several are given: {}", names.join(", ")),
-        ));
+        let names: Vec<&str> = all.iter().map(|form| form.field.as_str()).collect();
+        let message = format!("an answer has one form, but several are given: {}", names.join(", "));
+        return Err(ApiError::field(names[0], message));
     }
-    Ok(all.pop().map(|(_, form)| form))
+    Ok(all.pop())
 }
 
 /// The forms that are given, of which there should be at most one. Errors name a field with the prefix.
-fn forms(outputs: &StructuredOutputs, prefix: &str) -> Result<Vec<ResponseFormat>, ApiError> {
+fn forms(outputs: &StructuredOutputs, prefix: &str) -> Result<Vec<Form>, ApiError> {
     let StructuredOutputs { json, regex, choice, grammar, json_object } = outputs;
     let mut forms = Vec::new();
+    let mut add = |name: &str, format| forms.push(Form { field: format!("{prefix}{name}"), format });
     if let Some(schema) = json {
         let schema = match schema {
             Value::String(text) => serde_json::from_str(text).map_err(|error| {
@@ -56,12 +50,12 @@ fn forms(outputs: &StructuredOutputs, prefix: &str) -> Result<Vec<ResponseFormat
         };
         let json_schema =
             NamedSchema { name: "answer".to_owned(), description: None, schema: Some(schema), strict: None };
-        forms.push(ResponseFormat::JsonSchema { json_schema });
+        add("json", ResponseFormat::JsonSchema { json_schema });
     }
     let syntax =
         |syntax, definition: &String| ResponseFormat::Grammar { syntax, definition: definition.clone() };
-    forms.extend(regex.iter().map(|regex| syntax(Syntax::Regex, regex)));
-    forms.extend(grammar.iter().map(|grammar| syntax(Syntax::Lark, grammar)));
+    regex.iter().for_each(|regex| add("regex", syntax(Syntax::Regex, regex)));
+    grammar.iter().for_each(|grammar| add("grammar", syntax(Syntax::Lark, grammar)));
     if let Some(texts) = choice {
         if texts.is_empty() || texts.iter().any(String::is_empty) {
             let message = "there must be at least one text, and none may be empty";
@@ -69,10 +63,10 @@ fn forms(outputs: &StructuredOutputs, prefix: &str) -> Result<Vec<ResponseFormat
         }
         // One expression: a parser would follow every text by itself, and takes 2,000.
         let texts: Vec<String> = texts.iter().map(|text| regex::escape(text)).collect();
-        forms.push(syntax(Syntax::Regex, &format!("(?:{})", texts.join("|"))));
+        add("choice", syntax(Syntax::Regex, &format!("(?:{})", texts.join("|"))));
     }
     if *json_object == Some(true) {
-        forms.push(ResponseFormat::JsonObject);
+        add("json_object", ResponseFormat::JsonObject);
     }
     Ok(forms)
 }

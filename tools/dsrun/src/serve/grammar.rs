@@ -5,7 +5,7 @@ pub(super) mod references;
 pub(super) mod schema;
 
 use super::{
-    api::{ResponseFormat, Syntax},
+    api::{Form, ResponseFormat, Syntax},
     app::Loaded,
     budget::{Budget, Held},
     error::ApiError,
@@ -81,15 +81,16 @@ struct Source {
 }
 
 impl Grammar {
-    /// The grammar of a response format; `None` for plain text.
+    /// The grammar of a form; `None` for plain text.
     ///
     /// # Errors
-    /// If the format cannot be enforced.
-    pub(crate) fn of(format: &ResponseFormat, loaded: &Loaded) -> Result<Option<Self>, ApiError> {
+    /// If the form cannot be enforced.
+    pub(crate) fn of(form: &Form, loaded: &Loaded) -> Result<Option<Self>, ApiError> {
+        let Form { field, format } = form;
         if let ResponseFormat::Grammar { definition, .. } = format {
-            check_length(definition.len(), "response_format")?;
+            check_length(definition.len(), field)?;
         }
-        check_references(format)?;
+        check_references(form)?;
         let json = |schema: &Value| TopLevelGrammar::from_json_schema(bounded(schema));
         let grammar = match format {
             ResponseFormat::Text => return Ok(None),
@@ -105,7 +106,7 @@ impl Grammar {
                 TopLevelGrammar::from_regex(definition)
             }
         };
-        Self::new(grammar, loaded, "response_format").map(Some)
+        Self::new(grammar, loaded, field).map(Some)
     }
 
     /// A Lark grammar. Errors name `field`.
@@ -200,21 +201,21 @@ fn check_length(length: usize, field: &str) -> Result<(), ApiError> {
     Err(ApiError::field(field, message))
 }
 
-/// Checks the references of a format's schema, if it has one.
-fn check_references(format: &ResponseFormat) -> Result<(), ApiError> {
-    let ResponseFormat::JsonSchema { json_schema } = format else { return Ok(()) };
+/// Checks the references of a form's schema, if it has one.
+fn check_references(form: &Form) -> Result<(), ApiError> {
+    let ResponseFormat::JsonSchema { json_schema } = &form.format else { return Ok(()) };
     let checked = json_schema.schema.as_ref().map_or(Ok(()), references::check);
-    checked.map_err(|message| ApiError::field("response_format", message))
+    checked.map_err(|message| ApiError::field(&form.field, message))
 }
 
-/// The right-hand side of a rule in Lark for a response format; `None` for plain text.
+/// The right-hand side of a rule in Lark for a form; `None` for plain text.
 ///
 /// # Errors
-/// If the format is a grammar, which has rules of its own, or a reference of its schema leads back to itself.
-pub(super) fn rule(format: &ResponseFormat) -> Result<Option<String>, ApiError> {
-    check_references(format)?;
+/// If the form is a grammar, which has rules of its own, or a reference of its schema leads back to itself.
+pub(super) fn rule(form: &Form) -> Result<Option<String>, ApiError> {
+    check_references(form)?;
     let json = |schema: &Value| Ok(Some(format!("%json {}", bounded(schema))));
-    match format {
+    match &form.format {
         ResponseFormat::Text => Ok(None),
         ResponseFormat::JsonObject => json(&json!({"type": "object"})),
         ResponseFormat::JsonSchema { json_schema } => json(json_schema.schema.as_ref().unwrap_or(&json!({}))),
@@ -222,7 +223,7 @@ pub(super) fn rule(format: &ResponseFormat) -> Result<Option<String>, ApiError> 
             Ok(Some(format!("/{}/", definition.replace('/', "\\/"))))
         }
         ResponseFormat::Grammar { syntax: Syntax::Lark, .. } => {
-            Err(ApiError::field("response_format", "a grammar in Lark is not supported together with tools"))
+            Err(ApiError::field(&form.field, "a grammar in Lark is not supported together with tools"))
         }
     }
 }

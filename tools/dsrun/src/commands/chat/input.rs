@@ -38,7 +38,7 @@ impl Input {
             "exit" | "quit" | "bye" => Self::Exit,
             "reset" | "clear" => Self::Reset,
             "help" | "?" => Self::Help,
-            command => Self::Unknown(command.split_whitespace().next().unwrap_or_default().to_owned()),
+            command => Self::Unknown(command.to_owned()),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::serve::{
     api::{
-        ResponseFormat,
+        Form,
         chat::{AllowedMode, ChatRequest, Function, NamedFunction, NamedTool, Tool, ToolChoice, ToolMode},
     },
     app::Loaded,
@@ -133,11 +133,7 @@ impl RequestedTools {
     ///
     /// # Errors
     /// If the schema of a tool, or the form, cannot be followed.
-    pub(super) fn grammar(
-        &self,
-        form: Option<&ResponseFormat>,
-        loaded: &Loaded,
-    ) -> Result<Option<Grammar>, ApiError> {
+    pub(super) fn grammar(&self, form: Option<&Form>, loaded: &Loaded) -> Result<Option<Grammar>, ApiError> {
         let is_strict =
             |tool: &Tool| matches!(tool, Tool::Function { function } if function.strict == Some(true));
         let form = form.map(grammar::rule).transpose()?.flatten();

@@ -290,7 +290,7 @@ fn grammars() {
             Ok(format) => format,
             Err(error) => return error.to_string(),
         };
-        let grammar = match Grammar::of(&format, &loaded) {
+        let grammar = match Grammar::of(&format.into(), &loaded) {
             Ok(Some(grammar)) => grammar,
             Ok(None) => return "plain".to_owned(),
             Err(error) => return error.message().to_owned(),

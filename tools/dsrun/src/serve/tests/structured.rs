@@ -1,6 +1,9 @@
 //! Tests of structured output. The model generates random letters, so that only the grammar can enforce a format.
 
-use super::support::{completion, question, start, with};
+use super::{
+    super::api::ResponseFormat,
+    support::{completion, question, start, with},
+};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -284,10 +287,11 @@ async fn the_grammars_of_requests_are_bounded_together() {
     let large = format!("({})*", (0..110_000).map(|index| format!("w{index}")).collect::<Vec<_>>().join("|"));
     let format = json!({"type": "grammar", "syntax": "regex", "definition": large});
     let loaded = server.app.loaded().expect("it is loaded");
-    let format = serde_json::from_value(format).expect("a format");
+    let format: ResponseFormat = serde_json::from_value(format).expect("a format");
+    let form = format.into();
     let mut held = Vec::new();
     let refused = loop {
-        match crate::serve::grammar::Grammar::of(&format, &loaded) {
+        match crate::serve::grammar::Grammar::of(&form, &loaded) {
             Ok(grammar) => held.push(grammar),
             Err(error) => break error,
         }
