@@ -43,6 +43,12 @@ impl CudaComm {
         Self { host, context, in_step, exchange, nccl, only, failure: OnceLock::new() }
     }
 
+    /// Whether ranks synchronise on the host before they enqueue a collective, because some share a device. Whatever is enqueued with
+    /// the collective must then not load kernels.
+    pub(crate) fn in_step(&self) -> bool {
+        self.in_step
+    }
+
     /// The context of the rank's device.
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context

@@ -43,6 +43,11 @@ pub(in crate::ops) fn region(
     if comm.exchange.is_none() || !by_peers(&sum.op, planes.bytes()) {
         return Err(Error::unsupported("NCCL adds no sums to a residual"));
     }
+    if comm.in_step() {
+        return Err(Error::unsupported(
+            "ranks share a GPU, where the first call must not be enqueued with the sum",
+        ));
+    }
     let wide = planes.wide && planes.are_words(operand(call, residual)?);
     let added = Residual { operand: 1, alpha: add.alpha };
     let sum = by_peers::plan(&sum, Some(added), Planes { wide, ..planes }, &comm)?;
