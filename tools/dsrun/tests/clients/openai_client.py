@@ -146,7 +146,7 @@ def of_vllm(url, key, model):
             text = content(ask(extra_body=fields))
             assert follows(text), (fields, text)
     both = {"guided_regex": "a", "structured_outputs": {"regex": "a"}}
-    assert fails(openai.BadRequestError, ask, extra_body=both).param == "structured_outputs"
+    assert fails(openai.BadRequestError, ask, extra_body=both).param == "structured_outputs.regex"
     complete = lambda **fields: client.completions.create(
         model=model, prompt="ab", max_tokens=12, temperature=0, extra_body={"return_token_ids": True, **fields}
     ).choices[0]

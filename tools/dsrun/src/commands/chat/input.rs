@@ -98,7 +98,7 @@ mod tests {
     #[case("/exit ", Input::Exit)]
     #[case("/help", Input::Help)]
     #[case("/reset", Input::Reset)]
-    #[case("/rest now", Input::Unknown("rest".into()))]
+    #[case("/rest now", Input::Unknown("rest now".into()))]
     #[case("/", Input::Unknown(String::new()))]
     fn commands_begin_with_a_slash(#[case] line: &str, #[case] input: Input) {
         assert_eq!(Input::of(line), input);
