@@ -148,7 +148,6 @@ const SHAPES: &[Shape] = &[
     ("extent", 9, 24, 64, layout(8, true, Some(7))),
     ("extent_of_one", 33, 40, 32, layout(0, true, Some(1))),
     ("extent_of_nothing", 6, 24, 64, layout(0, true, Some(0))),
-    ("many_outputs", 1, 4109, 256, PLAIN),
 ];
 
 /// Shapes that some formats cannot have; the last is for dense weights only.
