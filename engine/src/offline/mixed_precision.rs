@@ -75,7 +75,14 @@ pub fn check_budget(model: &Model, bits: f64) -> Result<()> {
         elements += weight.rows() as u64 * weight.columns() as u64;
     }
     let least = bytes as f64 * 8.0 / elements.max(1) as f64;
-    if !bits.is_finite() || bits < least {
+    if !bits.is_finite() {
+        return Err(EngineError::option(
+            "budget",
+            bits,
+            "must be a number of bits for each weight, such as 4.5",
+        ));
+    }
+    if bits < least {
         let rule = format!("the smallest formats take {least:.3} bits for each weight");
         return Err(EngineError::option("budget", bits, rule));
     }

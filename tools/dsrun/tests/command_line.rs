@@ -26,9 +26,12 @@ fn help_names_every_command_and_fits_a_terminal() {
 
 #[test]
 fn unknown_flags_are_refused_with_exit_code_2() {
-    for arguments in
-        [&["--nonsense"][..], &["generate", "--nonsense", "x"], &["bench", "latency", "--batch", "0"]]
-    {
+    for arguments in [
+        &["--nonsense"][..],
+        &["generate", "--nonsense", "x"],
+        &["bench", "latency", "--batch", "0"],
+        &["models", "--log", "a=b="],
+    ] {
         let ran = run(dsrun(arguments));
         assert_eq!(ran.code, Some(2), "{arguments:?}");
         assert!(ran.out.is_empty() && ran.err.contains("error:"), "{}", ran.err);
@@ -303,6 +306,7 @@ fn a_budget_gives_an_editable_policy() {
     let nothing = parent.path().join("nothing");
     for (arguments, code, message) in [
         (&["--budget", "2"][..], 1, "the smallest formats take 4."),
+        (&["--budget", "inf"], 1, "must be a number of bits"),
         (&["--budget", "5", "--policy", "w8a16"], 2, "cannot be used with"),
         (&["--policy", "w8a16", "--policy-only"], 2, "cannot be used with"),
         (&[], 2, "--policy"),
@@ -548,6 +552,7 @@ fn errors_name_the_wrong_argument() {
         (&["generate", "--model", tiny, "--backend", "./nowhere.so", "x"], "nowhere.so"),
         (&["generate", "--model", tiny, "--backend", binary, "x"], "prompt.bin"),
         (&["generate", "--model", tiny, "--stop", "", "x"], "stop string is empty"),
+        (&["generate", "--model", tiny, "--host-memory", "1GB", "x"], "needs --weights-in disk:FOLDER"),
         (&["logits", "--model", tiny, "--tokens", "5,4096"], "4096"),
         (&["models", "remove", "../escape"], "../escape"),
         // A folder that is there is never said not to be.

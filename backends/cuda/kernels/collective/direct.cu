@@ -2,10 +2,11 @@
  * An all-reduce of a large message, by peer exchange: ranks read each other's operands and write each other's results in place, so
  * data passes each link once in each direction, and is never copied to a mailbox.
  *
- * First, each block sends the addresses of its rank's x and y to the same block of every other rank. By then x is complete, and the
- * old contents of y are no longer needed, because the kernels before this one have ended. Then each rank reduces its share of the
- * elements, in the order of ranks, and stores the results to all ranks. At the end each block marks that it is done in the mailbox of
- * every other rank, and waits for the marks of the same blocks: when all blocks have passed, y is complete, and no rank reads x.
+ * First, each block sends the addresses of its rank's x, y and residual to the same block of every other rank. By then x is
+ * complete, and the old contents of y are no longer needed, because the kernels before this one have ended. Then each rank reduces
+ * its share of the elements, in the order of ranks, and stores the results to all ranks. At the end each block marks that it is
+ * done in the mailbox of every other rank, and waits for the marks of the same blocks: when all blocks have passed, y is complete,
+ * and no rank reads x.
  *
  * A block needs only one set of packets in a mailbox: it sends new ones in the next kernel, and this kernel ends only after the same
  * blocks of all ranks have read the last ones and marked their end.

@@ -62,15 +62,6 @@ pub(super) fn plan(call: &CallDesc) -> Result<KernelPlan> {
     }
 }
 
-/// A residual to which the sums of an all-reduce are added.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Residual {
-    /// The number of the operand.
-    operand: usize,
-    /// The factor of the sums.
-    alpha: f32,
-}
-
 /// The planes that ranks exchange, all of one shape: the part of the operand that goes to each rank, and the part of the result
 /// that comes from each rank. A stride of 0 means the same plane for all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

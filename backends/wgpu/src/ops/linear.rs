@@ -167,6 +167,7 @@ fn part_of(
         return epilogue(launch, fused, call, outputs);
     }
     launch = launch.flag("X_WORDS", in_eights).flag("X_BF16", x.dtype == DType::BF16);
+    // With heads, a loop over units was several times slower in some builds, for a reason that was not found.
     let run = Run::of(part, &tiling).filter(|_| !matches!(fused.epilogue, Epilogue::Heads { .. }));
     launch = of_few_rows(launch, part, &tiling, run, rows);
     if inputs == 0 {

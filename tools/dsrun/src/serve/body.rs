@@ -166,6 +166,7 @@ fn readable(message: &str) -> String {
         "u32" => "a whole number from 0 to 4294967295",
         "i64" => "a whole number from -9223372036854775808 to 9223372036854775807",
         "i32" => "a whole number from -2147483648 to 2147483647",
+        "isize" | "i16" | "i8" => "a whole number",
         "u16" => "a whole number from 0 to 65535",
         "u8" => "a whole number from 0 to 255",
         "f64" | "f32" => "a number",

@@ -1,6 +1,6 @@
 //! Collectives by peer exchange: `kernels/collective/exchange.cuh` has the protocol.
 
-use super::{Planes, Residual};
+use super::Planes;
 use crate::{
     arch::crossover::{Algorithm, algorithm},
     collective::{
@@ -228,16 +228,16 @@ fn geometry(packets: usize, [most_blocks, most_depth]: [usize; 2]) -> (usize, us
     (blocks, depths.div_ceil(depths.div_ceil(most_depth)))
 }
 
-/// The plan of a collective, whose sums are added to a residual if there is one.
+/// The plan of a collective. With `alpha`, its sums times that are added to operand 1, a residual.
 pub(super) fn plan(
     call: &CallDesc,
-    residual: Option<Residual>,
+    alpha: Option<f32>,
     planes: Planes,
     comm: &Arc<CudaComm>,
 ) -> Result<KernelPlan> {
     let kernel = Kernel::of(&call.op, &planes, comm)?;
     let dtype = call.tensor(0).map_or(DType::U32, |x| x.dtype);
-    let spec = kernel.spec(dtype, planes.wide, residual.is_some())?;
+    let spec = kernel.spec(dtype, planes.wide, alpha.is_some())?;
     let comm = comm.clone();
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let exchange = exchange(&comm)?;
@@ -249,14 +249,14 @@ pub(super) fn plan(
             _ => units,
         };
         let (blocks, depths) = geometry(packets, kernel.most());
-        let parameters = parameters(kernel, residual, &planes, frame, exchange, comm.rank(), depths)?;
+        let parameters = parameters(kernel, alpha, &planes, frame, exchange, comm.rank(), depths)?;
         Ok(LaunchOp::kernel(function, [blocks, 1, 1], THREADS, parameters))
     }))
 }
 
 fn parameters(
     kernel: Kernel,
-    residual: Option<Residual>,
+    alpha: Option<f32>,
     planes: &Planes,
     frame: &Frame,
     exchange: &Exchange,
@@ -265,7 +265,7 @@ fn parameters(
 ) -> Result<Parameters> {
     let x = frame.optional(0);
     let y = frame.results.first().or(x);
-    let added = residual.and_then(|residual| frame.optional(residual.operand));
+    let added = alpha.and_then(|_| frame.optional(1));
     let bounds: Vec<&Bound> = x.into_iter().chain(y).chain(added).collect();
     let extent = ExtentParams::of(planes.rows, &bounds);
     let columns = planes.columns as i64;
@@ -312,7 +312,7 @@ fn parameters(
                 ranks,
                 depths,
                 reduction: reduction as i32,
-                alpha: residual.map_or(0.0, |residual| residual.alpha),
+                alpha: alpha.unwrap_or(0.0),
                 unused: 0,
             })
         }

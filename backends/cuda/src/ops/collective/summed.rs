@@ -1,6 +1,6 @@
 //! A call whose results are summed over ranks and added to a residual: the launches of the call, and one for the sum.
 
-use super::{Planes, Residual, by_peers, comm};
+use super::{Planes, by_peers, comm};
 use crate::ops::{KernelPlan, bound::Bound, frame::Source, operand, result};
 use dsrun_core::{
     Error, Result, TensorDesc,
@@ -49,8 +49,7 @@ pub(in crate::ops) fn region(
         ));
     }
     let wide = planes.wide && planes.are_words(operand(call, residual)?);
-    let added = Residual { operand: 1, alpha: add.alpha };
-    let sum = by_peers::plan(&sum, Some(added), Planes { wide, ..planes }, &comm)?;
+    let sum = by_peers::plan(&sum, Some(add.alpha), Planes { wide, ..planes }, &comm)?;
     let summand = plan(&summand)?;
     let operands: Vec<_> = first.operands.iter().map(|id| id.map(|id| id.index())).collect();
     let own = summand.kernels.len();

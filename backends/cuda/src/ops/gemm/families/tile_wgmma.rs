@@ -34,7 +34,7 @@ const CLUSTER: usize = 2;
 const MOST_STAGES: usize = 8;
 /// Results per store.
 const VECTOR: usize = 8;
-/// Bytes that an SM reads or writes in a cycle.
+/// Bytes of device memory that an SM reads or writes in a cycle: about 4 TB/s over 132 SMs at 1.8 GHz.
 const MOVED: usize = 16;
 /// The cost of the end of a tile, in k tiles.
 const END: usize = 2;
