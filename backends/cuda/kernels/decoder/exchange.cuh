@@ -61,10 +61,11 @@ __device__ inline float load_fresh_float(const float* from) {
     return value;
 }
 
-/* Calls `use` with the index and the value of each 8 of COUNT elements of other blocks, by all consumer warps, once they are complete. */
-template <int COUNT, typename Use> __device__ inline void for_vectors(const X* x, u64 name, Use use) {
+/* Calls `use` with the index and the value of each 8 of COUNT elements of other blocks, by all consumer warps, once they are complete; up
+ * to index END also where there are no elements. */
+template <int COUNT, int END = COUNT, typename Use> __device__ inline void for_vectors(const X* x, u64 name, Use use) {
 #pragma unroll 1
-    for (int base = threadIdx.x * 8; base < COUNT; base += VECTORS_AT_ONCE * MULTIPLIERS * 8) {
+    for (int base = threadIdx.x * 8; base < END; base += VECTORS_AT_ONCE * MULTIPLIERS * 8) {
         Vector own[VECTORS_AT_ONCE];
 #pragma unroll
         for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
@@ -88,7 +89,7 @@ template <int COUNT, typename Use> __device__ inline void for_vectors(const X* x
 #pragma unroll
         for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
             int at = base + o * MULTIPLIERS * 8;
-            if (at >= COUNT) break;
+            if (at >= END) break;
             use(at, own[o]);
         }
     }

@@ -61,7 +61,7 @@ constexpr int SUMS_OF[5] = {RUN_SUMS / TEAMS_0, RUN_SUMS / TEAMS_1, RUN_SUMS / T
 #define ROW_OF(product) (IS_OF_EXPERTS(product) && (product) == DOWN ? EXPERT_INNER : INPUTS_OF[product])
 #if BITS
 /* Inputs of a span. Rows of packed weights are padded to whole spans, and their scales to pairs of spans (weight/packing.rs); rows of
- * integers have a multiple of 256 inputs, and so no padding. */
+ * integers have whole spans, and so no padding. */
 #define SPAN 128
 #define PADDED_TO(inputs, step) (((inputs) + (step) - 1) / (step) * (step))
 /* Bytes of a unit of 8 packed outputs, of the scales of 8 outputs in a group, and of the scales of a unit; and the offset of the scales,
@@ -102,10 +102,16 @@ constexpr int COLUMNS_OF[5] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3, COLUM
 #define PARTIAL_FLOATS (KV_HEADS * PARTS_OF_GROUP * SPLITS * TILE_HEADS * VALUE_ROW)
 /* Shared memory after the ring. Attention uses the memory after its own result, which holds inputs of other products otherwise. */
 #define ROUNDED(bytes) (((bytes) + 127) / 128 * 128)
-/* Bytes of the staged activations of a product: as they are, or three planes of bytes with a scale for each 128. */
+/* Elements that are staged together with COUNT of them: warps make bytes of two spans at a time, of which the last may be missing. */
 #if PLANES
-#define PLANE(inputs) ((inputs) + 64)
-#define STAGED(inputs) ROUNDED(3 * PLANE(inputs) + (inputs) / 128 * 4)
+#define WITH_WHOLE_WARPS(count) PADDED_TO(count, 2 * SPAN)
+#else
+#define WITH_WHOLE_WARPS(count) (count)
+#endif
+/* Bytes of the staged activations of a product: as they are, or three planes of bytes with a scale for each span. */
+#if PLANES
+#define PLANE(inputs) (WITH_WHOLE_WARPS(inputs) + 64)
+#define STAGED(inputs) ROUNDED(3 * PLANE(inputs) + WITH_WHOLE_WARPS(inputs) / SPAN * 4)
 #else
 #define STAGED(inputs) ROUNDED((inputs) * 2)
 #endif

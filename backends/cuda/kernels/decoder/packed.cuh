@@ -3,8 +3,9 @@
  *
  * Activations become three bytes each: linear/digits.cuh. A run is one unit of 8 outputs, or two. The 16 rows of m16n8k32 are a
  * unit's 8 outputs for two spans of inputs. The bytes of the first span are in columns 0 to 2, those of the second in 4 to 6, so
- * each lane has sums of one span and of one scale. A step is 8 outputs by 256 inputs. Warps take the steps of a run in turn,
- * continuing from slot to slot. A warp's steps have the same inputs in every run, so their bytes stay in registers.
+ * each lane has sums of one span and of one scale. A step is 8 outputs by 256 inputs; the last of a run may have one span only.
+ * Warps take the steps of a run in turn, continuing from slot to slot. A warp's steps have the same inputs in every run, so their
+ * bytes stay in registers.
  *
  * A line of 128 bytes is 16 bytes of each output of a unit. Loaded by ldmatrix it has no bank conflicts, and a lane gets one word
  * of four; if lanes loaded the 16 bytes of their output, the four lanes of an output would conflict. So a lane has one word of
@@ -23,11 +24,12 @@ __device__ inline void multiply_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
 
 /*
  * Stages 8 of COUNT activations, from `at` on, as bytes: three planes, followed by a scale for each span. All lanes of a warp must
- * call, each with the 8 activations after those of the lane before: two spans together.
+ * call, each with the 8 activations after those of the lane before: two spans together. Of the second there may be none.
  */
 template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vector& v) {
-    static_assert(COUNT % (2 * SPAN) == 0, "whole warps");
+    static_assert(COUNT % SPAN == 0, "whole spans");
     const ThreeBytes<X, BITS> bytes(v);
+    if (COUNT % (2 * SPAN) && at >= COUNT) return;
     /* A lane's 16 bytes are two operands: for 4 bits one for the low halves of bytes and one for the high halves. */
     int eight = at / 8;
     u8* own = to + eight / 16 * 128
@@ -41,18 +43,24 @@ template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vec
     if (eight % 16 == 0) *(float*)(to + 3 * PLANE(COUNT) + at / SPAN * 4) = bytes.scale();
 }
 
+/* Steps of a unit of this many inputs. */
+constexpr __device__ inline int steps_of(int columns) { return (columns + 2 * SPAN - 1) / (2 * SPAN); }
+
 template <int P> struct Factors<P, false> {
     static constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], UNITS = ROWS_OF[P] / 8;
     /* Slots of a run; the last may have fewer inputs. */
     static constexpr int PIECES = (INPUTS + COLUMNS - 1) / COLUMNS, LAST = INPUTS - (PIECES - 1) * COLUMNS;
     /* Maximum steps of a warp for a unit in a slot, in the last slot, and in all slots. */
-    static constexpr int EACH = (COLUMNS / (2 * SPAN) + WARPS - 1) / WARPS, OWN = UNITS * EACH;
-    static constexpr int LAST_EACH = (LAST / (2 * SPAN) + WARPS - 1) / WARPS, ALL = (PIECES - 1) * EACH + LAST_EACH;
+    static constexpr int EACH = (steps_of(COLUMNS) + WARPS - 1) / WARPS, OWN = UNITS * EACH;
+    static constexpr int LAST_EACH = (steps_of(LAST) + WARPS - 1) / WARPS, ALL = (PIECES - 1) * EACH + LAST_EACH;
+    /* Whether the last step of a run has one span. */
+    static constexpr bool HALF_STEP = INPUTS % (2 * SPAN) != 0;
     /* Whether slots end with a scale for each output. */
     static constexpr bool BY_OUTPUT = !GROUP && IS_OF_EXPERTS(P);
     /* Vectors of 16 bytes of a span in a lane. */
     static constexpr int VECTORS = BITS / 4;
-    static_assert(COLUMNS % (2 * SPAN) == 0 && LAST % (2 * SPAN) == 0, "whole steps");
+    static_assert(INPUTS % SPAN == 0 && (PIECES == 1 || COLUMNS % (2 * SPAN) == 0), "whole steps but the last");
+    static_assert(!HALF_STEP || !IS_OF_EXPERTS(P), "rows of experts have whole steps");
     static_assert(UNITS == 1 || PIECES == 1, "units together are whole");
     /* Lanes that share an output when sums are added up. */
     static constexpr int SHARERS = 4;
@@ -78,8 +86,12 @@ template <int P> struct Factors<P, false> {
         return before ? (t.warp + WARPS - before) % WARPS : t.warp;
     }
     static __device__ bool has(const Thread& t, int piece, int i) {
-        const int steps = columns(piece) / (2 * SPAN);
-        return (i + 1) * WARPS <= steps || member(t, piece) + i * WARPS < steps;
+        const int all = steps_of(columns(piece));
+        return (i + 1) * WARPS <= all || member(t, piece) + i * WARPS < all;
+    }
+    /* Whether step `i` of a piece has this one of its two spans. */
+    static __device__ bool has_span(const Thread& t, int piece, int i, int span) {
+        return !HALF_STEP || piece < PIECES - 1 || 2 * (member(t, piece) + i * WARPS) + span < LAST / SPAN;
     }
     /* The index of a lane's sum of a run. */
     static __device__ int place(const Thread& t) { return (t.group * 2 + t.part / 2) * WARPS + t.warp; }
@@ -94,11 +106,18 @@ template <int P> struct Factors<P, false> {
 #pragma unroll
         for (int set = 0; set < 2; ++set) {
 #pragma unroll
-            for (int v = 0; v < VECTORS; ++v) integers[own][set][v] = load_matrices(lines + at + set * (SPAN * BITS) + v * 512);
+            for (int v = 0; v < VECTORS; ++v) {
+                /* The slot may end here. */
+                if (HALF_STEP && set && !has_span(t, piece, i, 1)) integers[own][set][v] = Vector{};
+                else integers[own][set][v] = load_matrices(lines + at + set * (SPAN * BITS) + v * 512);
+            }
         }
 #if GROUP
         const int numbers = UNITS * columns(piece) * BITS + (unit * (columns(piece) / SPAN) + i * WARPS * 2) * LINE;
-        scale[own] = widen(*(const SCALE*)(from + numbers + (2 * member(t, piece) + t.part / 2) * LINE + t.group * (int)sizeof(SCALE)));
+        scale[own] = 0.0f;
+        if (has_span(t, piece, i, t.part / 2)) {
+            scale[own] = widen(*(const SCALE*)(from + numbers + (2 * member(t, piece) + t.part / 2) * LINE + t.group * (int)sizeof(SCALE)));
+        }
 #else
         /* The expert that the step's inputs belong to, of those of the slot. */
         const int expert = ROWS_OF_SLOT(P) == 1 ? 0 : (i * WARPS + member(t, piece)) * (2 * SPAN) / ROW_OF(P);
@@ -131,14 +150,14 @@ template <int P> struct Factors<P, false> {
     /* The activations of this warp's step `i` of a piece. */
     static __device__ Bytes bytes_of_inputs(const Thread& t, const u8* activations, int piece, int i) {
         int step = piece * (COLUMNS / (2 * SPAN)) + i * WARPS + member(t, piece);
-        bool real = has(t, piece, i);
+        bool real = has(t, piece, i), has_bytes = real && has_span(t, piece, i, t.group / 4), has_scale = real && has_span(t, piece, i, t.part / 2);
         const u8* own = activations + t.group % 4 * PLANE(INPUTS) + (2 * step + t.group / 4) * SPAN + t.part * 16;
         Bytes bytes;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             Vector v = {};
             /* The results of columns 3 and 7 are not used. */
-            if (real && t.group % 4 < 3) v = *(const Vector*)(own + half * 64);
+            if (has_bytes && t.group % 4 < 3) v = *(const Vector*)(own + half * 64);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 /* 4 bits: low halves of bytes come first. */
@@ -146,7 +165,7 @@ template <int P> struct Factors<P, false> {
                 bytes.word[word] = v.word[j];
             }
         }
-        bytes.scale = real ? ((const float*)(activations + 3 * PLANE(INPUTS)))[2 * step + t.part / 2] : 0.0f;
+        bytes.scale = has_scale ? ((const float*)(activations + 3 * PLANE(INPUTS)))[2 * step + t.part / 2] : 0.0f;
         int c[4] = {RAISED, RAISED, RAISED, RAISED};
 #if BITS == 4
         /* 128 times the sum of the factors of low halves, in two steps because 128 is not a signed byte. */

@@ -70,7 +70,7 @@ __device__ inline void stage_some(u8* to, int at, const float (&values)[TOGETHER
 #pragma unroll
         for (int i = 0; i < 4; ++i) all.word[i] = out.word[i % (TOGETHER / 2)];
         keep_eight<HIDDEN>(to, at, all);
-        if (PLANES && plain) *(Vector*)(plain + at * 2) = all;
+        if (PLANES && plain && at < HIDDEN) *(Vector*)(plain + at * 2) = all;
     } else {
 #pragma unroll
         for (int i = 0; i < TOGETHER / 2; ++i) *(u32*)(to + at * 2 + i * 4) = out.word[i];
@@ -115,7 +115,7 @@ __device__ inline void stage_values(const Product& p, const float (&gain)[OWN][T
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
         int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
-        if (at >= HIDDEN) break;
+        if (at >= WITH_WHOLE_WARPS(HIDDEN)) break;
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
 #if NORM == 2
@@ -280,7 +280,7 @@ __device__ inline void stage_token(const Model& m, const Layer& layer, const G* 
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
         int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
-        if (at < HIDDEN) stage_some(memory + ACTIVATIONS_AT, at, values[o], plain);
+        if (at < WITH_WHOLE_WARPS(HIDDEN)) stage_some(memory + ACTIVATIONS_AT, at, values[o], plain);
     }
 #else
 #if RANKS == 1
@@ -306,7 +306,7 @@ __device__ inline void leave_token(const Model& m, const G* post_norm, const u8*
 
 /* Stages results of other blocks as they are. */
 template <int COUNT> __device__ inline void stage_plain(const X* x, u8* to) {
-    for_vectors<COUNT>(x, wait_name("operand"), [&](int at, const Vector& v) { keep_eight<COUNT>(to, at, v); });
+    for_vectors<COUNT, WITH_WHOLE_WARPS(COUNT)>(x, wait_name("operand"), [&](int at, const Vector& v) { keep_eight<COUNT>(to, at, v); });
 }
 
 /* Merges the splits of four neighbouring elements of attention's result. Maxima are in units of log2. */
@@ -368,9 +368,13 @@ __device__ inline uint2 merge_four(const float* partial, int live, const float* 
 __device__ inline void stage_merged(const float* partial, int live, const float* sinks, u8* to) {
 #if PLANES
 #pragma unroll 1
-    for (int at = threadIdx.x * 8; at < HEADS * HEAD; at += MULTIPLIERS * 8) {
-        uint2 low = merge_four(partial, live, sinks, at), high = merge_four(partial, live, sinks, at + 4);
-        keep_eight<HEADS * HEAD>(to, at, Vector{{low.x, low.y, high.x, high.y}});
+    for (int at = threadIdx.x * 8; at < WITH_WHOLE_WARPS(HEADS * HEAD); at += MULTIPLIERS * 8) {
+        Vector v = {};
+        if (at < HEADS * HEAD) {
+            uint2 low = merge_four(partial, live, sinks, at), high = merge_four(partial, live, sinks, at + 4);
+            v = Vector{{low.x, low.y, high.x, high.y}};
+        }
+        keep_eight<HEADS * HEAD>(to, at, v);
     }
 #else
 #pragma unroll 1

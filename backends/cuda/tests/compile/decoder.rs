@@ -292,8 +292,8 @@ impl Layers {
 }
 
 /// Gated MLPs behind RMS norms, and plain ones behind layer norms; layers of one ring slot a tile, of several, and of tiles that warps
-/// take in several rounds; layers that are read at a pace; heads of more than 64; runs in pieces; norms after attention and MLP; windows;
-/// MLPs beside attention; pairs of neighbours.
+/// take in several rounds; layers that are read at a pace; heads of more than 64; runs in pieces; rows of integers that end with half
+/// a step; norms after attention and MLP; windows; MLPs beside attention; pairs of neighbours.
 pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
     let bf16 = DType::BF16;
     let f16 = DType::F16;
@@ -319,6 +319,9 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
         (f16, "f16", relu, [5120, 20_480, 40, 1, 128], false),
         (bf16, "int4g128_f16", silu, [4096, 14_336, 8, 4, 128], true),
         (bf16, "int8", silu, [4096, 14_336, 8, 4, 128], true),
+        (bf16, "int4g128_f16", silu, [896, 4864, 2, 7, 64], true),
+        (f16, "int8_f16", tanh, [384, 1664, 3, 2, 64], false),
+        (bf16, "int8", silu, [8192, 29_568, 8, 8, 128], true),
     ];
     let with_head_norms = [
         (bf16, "bf16", [1024, 3072, 8, 2, 128]),

@@ -56,11 +56,14 @@ pub(super) const OTHER_HEADS: [Shape; 7] = [
     shape("an MLP of 20480 elements", false, [1, 1, 128], [128, 20_480]),
 ];
 
-pub(super) const INTEGERS: [Shape; 4] = [
+pub(super) const INTEGERS: [Shape; 7] = [
     shape("grouped heads of 64", true, [2, 4, 64], [256, 8192]).of("int4g128_f16"),
     shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 768]).of("int8"),
     shape("grouped heads of 128", true, [2, 4, 128], [256, 5632]).of("int4g128_f16"),
     shape("grouped heads of 128", true, [2, 4, 128], [256, 4608]).of("int8"),
+    shape("rows of integers that are no whole steps", true, [2, 7, 64], [384, 5504]).of("int4g128_f16"),
+    shape("rows of integers that are no whole steps", false, [3, 1, 128], [640, 896]).of("int8").embedding(),
+    shape("a row of integers of one span", true, [1, 2, 64], [128, 128]).of("int4g128"),
 ];
 
 /// Mixtures of experts. Which experts a token has must not hang on a rounding: it has all of them, in an order of its own, or a selection

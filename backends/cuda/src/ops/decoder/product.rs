@@ -35,12 +35,19 @@ pub(super) fn needs_planes(packing: Option<Packing>) -> bool {
     packing.is_some_and(|packing| packing.offset != Offset::Floats)
 }
 
-/// Whether the kernel supports a weight of `rows` outputs and `columns` inputs with activations of this type.
-pub(super) fn takes(format: WeightFormat, activations: DType, rows: usize, columns: usize) -> bool {
+/// Whether the kernel supports a weight of `rows` outputs and `columns` inputs, if `of_experts` of each of several experts, with
+/// activations of this type.
+pub(super) fn takes(
+    format: WeightFormat,
+    activations: DType,
+    [rows, columns]: [usize; 2],
+    of_experts: bool,
+) -> bool {
+    let step = if of_experts { STEP } else { STEP / 2 };
     let known = match (format, packing(format)) {
         (WeightFormat::Dense(dtype), _) => dtype == activations && columns.is_multiple_of(64),
         (_, Some(Packing { offset: Offset::Floats, group, .. })) => columns.is_multiple_of(group),
-        (_, packing) => packing.is_some() && columns.is_multiple_of(STEP),
+        (_, packing) => packing.is_some() && columns.is_multiple_of(step),
     };
     known && rows.is_multiple_of(16) && rows.max(columns) < 1 << 20
 }

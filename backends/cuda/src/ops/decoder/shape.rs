@@ -227,7 +227,7 @@ impl Shape {
         let count = layer.experts.map_or(1, |experts| experts.count.max(1));
         let copies = [1, 1, count, count];
         let taken = |(weight, copies): (&&WeightType, usize)| {
-            takes(weight.format, dtype, weight.rows() / copies, weight.columns())
+            takes(weight.format, dtype, [weight.rows() / copies, weight.columns()], copies > 1)
         };
         let dense_attention =
             matches!(input_weight.format, WeightFormat::Dense(_)) && packing(format).is_some();
@@ -471,7 +471,10 @@ impl Shape {
         let planes = needs_planes(packing(self.format));
         let staged = |product: &Product| match planes {
             false => rounded(product.inputs * ELEMENT),
-            true => rounded(3 * (product.inputs + 64) + product.inputs / (STEP / 2) * 4),
+            true => {
+                let inputs = product.inputs.next_multiple_of(STEP);
+                rounded(3 * (inputs + 64) + inputs / (STEP / 2) * 4)
+            }
         };
         let inputs = products.iter().map(staged).max()?;
         let teams = products.iter().zip(&runs).map(|(product, run)| product.teams(*run, most));
