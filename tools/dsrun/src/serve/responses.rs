@@ -1,15 +1,16 @@
 //! `/v1/responses`: chat completions in the form of OpenAI's Responses API, with conversations that the server keeps.
 
 mod conversation;
+mod tools;
 
 use super::{
     access::ClientId,
     api::{
         Finish, Usage,
-        chat::{AllowedMode, ChatMessage, Role, ToolMode},
+        chat::{ChatMessage, Role},
         responses::{
-            OutputItem, OutputPart, ResponseObject, ResponsesNamedTool, ResponsesRequest, ResponsesTool,
-            ResponsesToolChoice, ResponsesToolName, ResponsesUsage, Status, TextFormat,
+            NamespaceTool, OutputItem, OutputPart, ResponseObject, ResponsesFunction, ResponsesRequest,
+            ResponsesTool, ResponsesUsage, Status, TextFormat,
         },
     },
     app::{App, Loaded},
@@ -146,7 +147,7 @@ impl Responses {
             store: request.store.unwrap_or(true),
             temperature: request.temperature,
             text: json!({"format": format}),
-            tool_choice: tool_choice(request),
+            tool_choice: tools::given_choice(request.tool_choice.as_ref()),
             tools: request.tools.clone().unwrap_or_default(),
             top_p: request.top_p,
             truncation: "disabled",
@@ -259,7 +260,10 @@ impl Responses {
             if let Some((call_id, name)) = begins {
                 let (id, status) = (events::id("fc"), Status::InProgress);
                 let arguments = String::new();
-                events.extend(self.begin(OutputItem::FunctionCall { id, call_id, name, arguments, status }));
+                let (namespace, name) =
+                    tools::parts_of_name(self.request.tools.as_deref().unwrap_or(&[]), &name);
+                let call = OutputItem::FunctionCall { id, call_id, name, namespace, arguments, status };
+                events.extend(self.begin(call));
             }
             if !arguments.is_empty() {
                 events.push(self.grow("response.function_call_arguments.delta", &arguments));
@@ -324,7 +328,15 @@ impl Completion for Responses {
     }
 
     fn without_effect(Continued { request, .. }: &Continued, loaded: &Loaded) -> Vec<&'static str> {
-        let searches = |tool: &ResponsesTool| matches!(tool, ResponsesTool::WebSearch {});
+        let tools = || request.tools.iter().flatten();
+        let is_deferred = |function: &ResponsesFunction| function.defer_loading.is_some();
+        let deferred = tools().any(|tool| match tool {
+            ResponsesTool::Function(function) => is_deferred(function),
+            ResponsesTool::Namespace(namespace) => {
+                namespace.tools.iter().any(|NamespaceTool::Function(function)| is_deferred(function))
+            }
+            _ => false,
+        });
         let effort = request.reasoning.as_ref().is_some_and(|reasoning| reasoning.effort.is_some());
         let given = [
             ("client_metadata", request.client_metadata.is_some()),
@@ -337,7 +349,10 @@ impl Completion for Responses {
             ("service_tier", request.service_tier.is_some()),
             ("stream_options", request.stream_options.is_some()),
             ("text.verbosity", request.text.as_ref().is_some_and(|text| text.verbosity.is_some())),
-            ("tools.web_search", request.tools.iter().flatten().any(searches)),
+            ("tools.defer_loading", deferred),
+            ("tools.image_generation", tools().any(|tool| matches!(tool, ResponsesTool::ImageGeneration {}))),
+            ("tools.tool_search", tools().any(|tool| matches!(tool, ResponsesTool::ToolSearch {}))),
+            ("tools.web_search", tools().any(|tool| matches!(tool, ResponsesTool::WebSearch {}))),
             ("truncation", request.truncation.as_deref() == Some("auto")),
             ("user", request.user.is_some()),
         ];
@@ -360,7 +375,10 @@ impl Completion for Responses {
         }
         let mut conversation = continued.before.clone();
         add_input(&request.input, &mut conversation);
-        let (job, chat) = Chat::prepare(&chat_request(request, &conversation)?, loaded, work)?;
+        let given = request.tools.as_deref().unwrap_or(&[]);
+        let prepared = Chat::prepare(&chat_request(request, &conversation)?, loaded, work);
+        let (job, chat) =
+            prepared.map_err(|error| error.renamed(|field| tools::field_of_request(given, field)))?;
         let completion = Self {
             chat,
             request: request.clone(),
@@ -445,22 +463,5 @@ fn first_part(item: &OutputItem) -> Option<&OutputPart> {
     match item {
         OutputItem::Message { content, .. } | OutputItem::Reasoning { content, .. } => content.first(),
         OutputItem::FunctionCall { .. } => None,
-    }
-}
-
-/// The choice of a tool as the request has it.
-fn tool_choice(request: &ResponsesRequest) -> Value {
-    match &request.tool_choice {
-        None | Some(ResponsesToolChoice::Mode(ToolMode::Auto)) => json!("auto"),
-        Some(ResponsesToolChoice::Mode(ToolMode::None)) => json!("none"),
-        Some(ResponsesToolChoice::Mode(ToolMode::Required)) => json!("required"),
-        Some(ResponsesToolChoice::Named(ResponsesNamedTool::Function { name })) => {
-            json!({"type": "function", "name": name})
-        }
-        Some(ResponsesToolChoice::Named(ResponsesNamedTool::AllowedTools { mode, tools })) => {
-            let mode = if *mode == AllowedMode::Auto { "auto" } else { "required" };
-            let named = |ResponsesToolName::Function { name }: &ResponsesToolName| json!({"type": "function", "name": name});
-            json!({"type": "allowed_tools", "mode": mode, "tools": tools.iter().map(named).collect::<Vec<_>>()})
-        }
     }
 }

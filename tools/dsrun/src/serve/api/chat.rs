@@ -242,7 +242,7 @@ pub(crate) enum Tool {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Function {
-    /// Letters, digits, `_`, `-` and `.`, at most 64.
+    /// Letters, digits, `_`, `-` and `.`, at most 128.
     pub(crate) name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) description: Option<String>,

@@ -147,7 +147,7 @@ pub(crate) struct CustomTool {
     /// `custom`, which it is if not given.
     #[serde(default)]
     pub(crate) r#type: Option<String>,
-    /// Letters, digits, `_`, `-` and `.`, at most 64.
+    /// Letters, digits, `_`, `-` and `.`, at most 128.
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) description: Option<String>,

@@ -138,6 +138,8 @@ pub(crate) enum InputItem {
     FunctionCall {
         call_id: String,
         name: String,
+        #[serde(default)]
+        namespace: Option<String>,
         /// The arguments as JSON in a string.
         arguments: String,
         /// Clients send it back with an answer. It has no effect.
@@ -240,16 +242,40 @@ impl ItemPart {
 pub(crate) enum ResponsesTool {
     /// A function that the client runs.
     Function(ResponsesFunction),
+    /// Functions with a name in common.
+    Namespace(ResponsesNamespace),
     /// A search by the server, which has none: the model is not shown the tool.
     #[serde(alias = "web_search_preview")]
     WebSearch {},
+    /// Images by the server, which makes none: the model is not shown the tool.
+    ImageGeneration {},
+    /// A search for tools that are not shown at once. The model is shown all others, and not this one.
+    ToolSearch {},
+}
+
+/// Functions that are called by the name of the namespace and their own.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ResponsesNamespace {
+    /// Of the same characters as a function's name.
+    pub(crate) name: String,
+    /// The model is not shown it.
+    #[serde(default)]
+    pub(crate) description: Option<String>,
+    pub(crate) tools: Vec<NamespaceTool>,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum NamespaceTool {
+    Function(ResponsesFunction),
 }
 
 /// A function that the model may call.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ResponsesFunction {
-    /// Letters, digits, `_`, `-` and `.`, at most 64.
+    /// Letters, digits, `_`, `-` and `.`, at most 128, with the name of its namespace.
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) description: Option<String>,
@@ -259,6 +285,9 @@ pub(crate) struct ResponsesFunction {
     /// Whether the arguments have to follow the schema.
     #[serde(default)]
     pub(crate) strict: Option<bool>,
+    /// It has no effect: the model is shown every function at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) defer_loading: Option<bool>,
 }
 
 /// Whether the model has to call a tool.
@@ -277,7 +306,11 @@ pub(crate) enum ResponsesToolChoice {
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum ResponsesNamedTool {
     /// The tool that the model has to call.
-    Function { name: String },
+    Function {
+        name: String,
+        #[serde(default)]
+        namespace: Option<String>,
+    },
     /// The tools of which the model may, or has to, call one.
     AllowedTools { mode: super::chat::AllowedMode, tools: Vec<ResponsesToolName> },
 }
@@ -286,7 +319,11 @@ pub(crate) enum ResponsesNamedTool {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum ResponsesToolName {
-    Function { name: String },
+    Function {
+        name: String,
+        #[serde(default)]
+        namespace: Option<String>,
+    },
 }
 
 /// The form of the answer.
@@ -379,9 +416,27 @@ pub(crate) enum Status {
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum OutputItem {
-    Message { id: String, status: Status, role: super::chat::Role, content: Vec<OutputPart> },
-    FunctionCall { id: String, call_id: String, name: String, arguments: String, status: Status },
-    Reasoning { id: String, summary: Vec<Value>, content: Vec<OutputPart>, status: Status },
+    Message {
+        id: String,
+        status: Status,
+        role: super::chat::Role,
+        content: Vec<OutputPart>,
+    },
+    FunctionCall {
+        id: String,
+        call_id: String,
+        name: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
+        arguments: String,
+        status: Status,
+    },
+    Reasoning {
+        id: String,
+        summary: Vec<Value>,
+        content: Vec<OutputPart>,
+        status: Status,
+    },
 }
 
 /// A part of a text.

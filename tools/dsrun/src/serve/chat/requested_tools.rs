@@ -15,7 +15,7 @@ use serde_json::Value;
 /// The most tools of a request.
 const MAX_TOOLS: usize = 128;
 /// The most characters of a tool's name.
-const MAX_NAME: usize = 64;
+const MAX_NAME: usize = 128;
 
 /// The tools that the model may call, and whether it has to.
 pub(crate) struct RequestedTools {

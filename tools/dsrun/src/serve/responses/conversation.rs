@@ -1,14 +1,11 @@
 //! From the fields of OpenAI's Responses API to those of a chat completion, and from an answer back to a message.
 
+use super::tools::{self, full_name};
 use crate::serve::{
     api::{
-        chat::{
-            AllowedTools, CallType, ChatMessage, ChatRequest, Content, Function, FunctionCall, FunctionName,
-            NamedFunction, NamedTool, Role, Tool, ToolCall, ToolChoice,
-        },
+        chat::{CallType, ChatMessage, ChatRequest, Content, FunctionCall, Role, ToolCall},
         responses::{
-            InputItem, ItemContent, ItemPart, OutputItem, OutputPart, ResponsesFunction, ResponsesInput,
-            ResponsesNamedTool, ResponsesRequest, ResponsesTool, ResponsesToolChoice, ResponsesToolName,
+            InputItem, ItemContent, ItemPart, OutputItem, OutputPart, ResponsesInput, ResponsesRequest,
             TextFormat,
         },
     },
@@ -45,9 +42,9 @@ pub(super) fn chat_request(
     let instructions = request.instructions.as_ref().filter(|text| !text.is_empty());
     let instructions = instructions.map(|text| said(Role::System, text.clone()));
     chat.messages = instructions.into_iter().chain(conversation.iter().cloned()).collect();
-    let tools: Vec<Tool> = request.tools.iter().flatten().filter_map(tool).collect();
-    chat.tools = (!tools.is_empty()).then_some(tools);
-    chat.tool_choice = request.tool_choice.as_ref().map(tool_choice);
+    let shown = tools::shown(request.tools.as_deref().unwrap_or(&[]));
+    chat.tools = (!shown.is_empty()).then_some(shown);
+    chat.tool_choice = request.tool_choice.as_ref().map(tools::choice);
     Ok(chat)
 }
 
@@ -57,29 +54,6 @@ fn response_format(format: &TextFormat) -> Value {
         TextFormat::JsonObject => json!({"type": "json_object"}),
         TextFormat::JsonSchema { name, schema, .. } => {
             json!({"type": "json_schema", "json_schema": {"name": name, "schema": schema}})
-        }
-    }
-}
-
-fn tool(tool: &ResponsesTool) -> Option<Tool> {
-    let ResponsesTool::Function(function) = tool else { return None };
-    let ResponsesFunction { name, description, parameters, strict } = function.clone();
-    Some(Tool::Function { function: Function { name, description, parameters, strict } })
-}
-
-fn tool_choice(choice: &ResponsesToolChoice) -> ToolChoice {
-    let function = |name: &String| FunctionName { name: name.clone() };
-    match choice {
-        ResponsesToolChoice::Mode(mode) => ToolChoice::Mode(*mode),
-        ResponsesToolChoice::Named(ResponsesNamedTool::Function { name }) => {
-            ToolChoice::Named(NamedTool::Function { function: function(name) })
-        }
-        ResponsesToolChoice::Named(ResponsesNamedTool::AllowedTools { mode, tools }) => {
-            let named = |ResponsesToolName::Function { name }: &ResponsesToolName| NamedFunction::Function {
-                function: function(name),
-            };
-            let allowed_tools = AllowedTools { mode: *mode, tools: tools.iter().map(named).collect() };
-            ToolChoice::Named(NamedTool::AllowedTools { allowed_tools })
         }
     }
 }
@@ -106,9 +80,10 @@ pub(super) fn add_input(input: &ResponsesInput, conversation: &mut Vec<ChatMessa
                 let message = turn.get_or_insert_with(|| ChatMessage::new(Role::Assistant));
                 message.content = Some(Content::Text(text(content)));
             }
-            InputItem::FunctionCall { call_id, name, arguments, .. } => {
+            InputItem::FunctionCall { call_id, name, namespace, arguments, .. } => {
                 let message = turn.get_or_insert_with(|| ChatMessage::new(Role::Assistant));
-                message.tool_calls.get_or_insert_default().push(call(call_id, name, arguments));
+                let call = call(call_id, full_name(namespace.as_deref(), name), arguments);
+                message.tool_calls.get_or_insert_default().push(call);
             }
             InputItem::Reasoning { content, summary, .. } => {
                 let reasoned = content.as_ref().filter(|parts| !parts.is_empty()).or(summary.as_ref());
@@ -151,8 +126,9 @@ pub(super) fn answer_message(output: &[OutputItem]) -> ChatMessage {
         match item {
             OutputItem::Message { content, .. } => message.content = Some(Content::Text(text(content))),
             OutputItem::Reasoning { content, .. } => message.reasoning_content = Some(text(content)),
-            OutputItem::FunctionCall { call_id, name, arguments, .. } => {
-                message.tool_calls.get_or_insert_default().push(call(call_id, name, arguments));
+            OutputItem::FunctionCall { call_id, name, namespace, arguments, .. } => {
+                let call = call(call_id, full_name(namespace.as_deref(), name), arguments);
+                message.tool_calls.get_or_insert_default().push(call);
             }
         }
     }
@@ -162,8 +138,8 @@ pub(super) fn answer_message(output: &[OutputItem]) -> ChatMessage {
     message
 }
 
-fn call(id: &str, name: &str, arguments: &str) -> ToolCall {
-    let (name, arguments) = (name.to_owned(), arguments.to_owned());
+fn call(id: &str, name: String, arguments: &str) -> ToolCall {
+    let arguments = arguments.to_owned();
     ToolCall {
         index: None,
         id: id.to_owned(),

@@ -165,6 +165,40 @@ async fn tools_are_called_and_their_results_come_back() {
     assert_eq!(done["arguments"], deltas.concat());
 }
 
+/// As Codex has them: functions in a namespace, and tools that a provider's servers would run.
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_of_a_namespace_are_called_by_its_name_and_theirs() {
+    let server = start().await;
+    let weather = tools()[0].clone();
+    let deferred = json!({"type": "function", "name": "get_time", "defer_loading": true});
+    let tools = json!([
+        {"type": "web_search"}, {"type": "image_generation"}, {"type": "tool_search"}, deferred,
+        {"type": "namespace", "name": "city", "description": "Cities", "tools": [weather.clone()]},
+    ]);
+    let chosen = json!({"type": "function", "name": "get_weather", "namespace": "city"});
+    let body = with(input(&json!("Hello"), 200), json!({"tools": tools, "tool_choice": chosen}));
+    let response = server.served(RESPONSES, &body).await;
+    let call = &response["output"][0];
+    assert_eq!([&call["type"], &call["namespace"], &call["name"]], ["function_call", "city", "get_weather"]);
+    assert_eq!((&response["tool_choice"], &response["tools"][4]["name"]), (&chosen, &json!("city")));
+    // To the model its name is that of both.
+    let events = server.named_events(RESPONSES, &with(body.clone(), json!({"stream": true}))).await;
+    let added = events.iter().find(|event| event["type"] == "response.output_item.added").unwrap();
+    assert_eq!([&added["item"]["namespace"], &added["item"]["name"]], ["city", "get_weather"]);
+    let named = json!([{"type": "function", "name": "city.get_weather", "parameters": weather["parameters"], "strict": true}]);
+    let plain = with(input(&json!("Hello"), 200), json!({"tools": named, "tool_choice": "required"}));
+    let plain = server.served(RESPONSES, &plain).await;
+    assert_eq!(plain["output"][0]["name"], "city.get_weather");
+    assert_eq!(plain["output"][0]["arguments"], call["arguments"]);
+    // The conversation goes on with the call as the client has it.
+    let items = json!([{"role": "user", "content": "Hello"}, call, {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}]);
+    server.served(RESPONSES, &with(input(&items, 2), json!({"tools": tools}))).await;
+    let mut wrong = tools.clone();
+    wrong[4]["tools"][0]["name"] = "get weather".into();
+    let (field, _) = server.refused(RESPONSES, &with(input(&json!("x"), 1), json!({"tools": wrong}))).await;
+    assert_eq!(field, "tools[4].tools[0].name");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_follows_a_format() {
     let server = start().await;
