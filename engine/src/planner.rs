@@ -216,8 +216,10 @@ pub fn forecast(
         let shape = MeshShape { tensor: tp, pipeline: pp };
         match forecast_mesh(&program, model.config().context, shape, hardware, &options, load) {
             Ok(forecast) => forecasts.push(forecast),
+            // No mesh makes such a context possible.
+            Err(error @ EngineError::Option { option: "context", .. }) => return Err(error),
             // When all meshes are tried, impossible ones are skipped.
-            Err(error) if mesh.is_none() => refused = Some(error),
+            Err(error) if mesh.is_none() => refused = Some((shape, error)),
             Err(error) => return Err(error),
         }
     }
@@ -230,8 +232,10 @@ pub fn forecast(
         order(a).cmp(&order(b)).then(a.token_ms.total_cmp(&b.token_ms))
     });
     match (forecasts.is_empty(), refused) {
-        (true, Some(error)) => {
-            let rule = format!("must divide the model, but no mesh does; the last one tried: {error}");
+        (true, Some((MeshShape { tensor, pipeline }, error))) => {
+            let rule = format!(
+                "must be a number over which the model can be divided; the last mesh that was tried, tp={tensor},pp={pipeline}: {error}"
+            );
             Err(EngineError::option("devices", devices, rule))
         }
         _ => Ok(forecasts),

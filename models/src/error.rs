@@ -129,6 +129,15 @@ pub enum ModelError {
         /// The names of the presets, with commas.
         presets: String,
     },
+    /// Random weights are asked for with a file that has weights.
+    #[error(
+        "{} is a GGUF file; random weights take the name of a preset, a config.json, or a folder with one",
+        path.display()
+    )]
+    NoConfiguration {
+        /// The file.
+        path: PathBuf,
+    },
     /// The program cannot be built.
     #[error(transparent)]
     Program(#[from] dsrun_core::Error),

@@ -321,6 +321,9 @@ fn config_named(name: &str) -> Result<DecoderConfig> {
         let presets = Preset::ALL.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ");
         return Err(ModelError::UnknownPreset { name: name.to_owned(), presets });
     }
+    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
+        return Err(ModelError::NoConfiguration { path });
+    }
     DecoderConfig::from_json_bytes(&read(&path)?).map_err(|source| config(path, source))
 }
 

@@ -41,7 +41,9 @@ impl Runner {
             measure(&sizes, |size| runner.time_prompt(pages, size))
         })?;
         if let Some(size) = smallest_good(&rates) {
-            tracing::info!(size, ?rates, "tokens per step, and prompt tokens per second of each size tried");
+            let tried: Vec<String> = rates.iter().map(|(size, rate)| format!("{size}: {rate:.0}")).collect();
+            let tried = tried.join(", ");
+            tracing::info!(size, tried, "tokens per step, and prompt tokens per second of each size tried");
             self.requests.scheduler_mut().set_tokens(size);
         }
         self.count();

@@ -20,12 +20,14 @@ use dsrun_engine::{
     passes::quantize::Calibration,
 };
 use dsrun_models::{
-    fetch::{FetchError, FetchOptions, ModelFiles, resolve},
+    fetch::{DEFAULT_MODEL, FetchError, FetchOptions, ModelFiles, resolve},
     model::Model,
     presets::Preset,
 };
 use std::{sync::Arc, thread::available_parallelism, time::Instant};
 
+/// The preset with the shape of the default model.
+const DEFAULT_PRESET: &str = "smollm2-135m";
 /// The seed of random weights.
 const RANDOM_SEED: u64 = 0;
 
@@ -47,7 +49,8 @@ pub(crate) fn describe_device(arguments: &DeviceArguments, name: &str) -> Result
 pub(crate) fn open_model(arguments: &ModelArguments, dtype: Dtype, terminal: &Terminal) -> Result<Model> {
     if arguments.weights == Weights::Random {
         let dtype = Precision::from(dtype).dtype().unwrap_or(DType::BF16);
-        return Ok(Model::random_named(&arguments.model, RANDOM_SEED, WeightFormat::Dense(dtype))?);
+        let name = if arguments.model == DEFAULT_MODEL { DEFAULT_PRESET } else { &arguments.model };
+        return Ok(Model::random_named(name, RANDOM_SEED, WeightFormat::Dense(dtype))?);
     }
     let hint = "--weights random generates weights to measure with";
     Ok(Model::from_files(&find_files(&arguments.model, arguments.offline, hint, terminal)?)?)

@@ -543,6 +543,7 @@ fn errors_name_the_wrong_argument() {
         (&["generate", "--model", tiny, "--file", binary], "not UTF-8"),
         (&["generate", "--model", tiny, "--file", "/no/such/prompt"], "/no/such/prompt"),
         (&["generate", "--model", tiny, "--temperature", "-1", "x"], "temperature"),
+        (&["generate", "--model", tiny, "--weights", "random", "x"], "is a GGUF file; random weights take"),
         (&["generate", "--model", tiny, "--context", "1000000", "x"], "context"),
         (
             &["generate", "--model", tiny, "--raw", "--context", "4", "the sky is blue today"],

@@ -1,6 +1,6 @@
 //! Arguments that several commands share: which model, on which device, and how it runs.
 
-use super::values::{MemorySize, positive};
+use super::values::{MemorySize, kept_tokens, positive};
 use clap::{Args, ValueEnum};
 use dsrun_engine::{
     CachePrecision, ExpertsIn, KvIn, Launcher, Precision, Speculation, WeightsIn,
@@ -382,7 +382,7 @@ pub(crate) struct SamplingArguments {
     #[arg(long, alias = "temp", value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Keep this many of the most likely tokens; 0 keeps all.
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true, value_parser = kept_tokens)]
     pub(crate) top_k: Option<u32>,
     /// Keep the most likely tokens until their probabilities sum to this.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]

@@ -11,6 +11,11 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Parses how many of the most likely tokens to keep. 0 keeps all, and so does -1, as in vLLM.
+pub(super) fn kept_tokens(text: &str) -> Result<u32, String> {
+    if text == "-1" { Ok(0) } else { text.parse().map_err(|_| "must be -1, 0 or more".into()) }
+}
+
 /// Parses a number from 0 to 1.
 pub(super) fn share(text: &str) -> Result<f64, String> {
     match text.parse() {
@@ -87,6 +92,14 @@ pub(crate) fn log_filter(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn minus_one_keeps_all_tokens() {
+        assert_eq!(["-1", "0", "40"].map(kept_tokens), [Ok(0), Ok(0), Ok(40)]);
+        for text in ["-2", "1.5", "", "4294967296"] {
+            assert_eq!(kept_tokens(text).expect_err(text), "must be -1, 0 or more");
+        }
+    }
 
     #[test]
     fn sizes_of_memory_have_units() {

@@ -52,6 +52,11 @@ pub(crate) fn run(command: &Plan, terminal: &Terminal) -> Result<()> {
     let devices = mesh.filter(|_| command.devices == 1).map_or(command.devices, |(tp, pp)| tp * pp);
     let forecasts = forecast(&model, devices, mesh, &hardware, &options, load)?;
     let best = forecasts.first().context("the model cannot be divided over this number of devices")?;
+    if command.micro_batches.is_some() && forecasts.iter().all(|forecast| forecast.pp == 1) {
+        bail!(
+            "--micro-batches is for the stages of a pipeline, and there is one stage\nhint: give --mesh, or more --devices"
+        );
+    }
     let timeline = match &command.timeline {
         None => None,
         Some(path) => {

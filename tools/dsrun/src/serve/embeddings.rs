@@ -46,7 +46,10 @@ pub(super) async fn compute(
     // What is wrong with one text is found before any of them is processed, and they are admitted together.
     let limits = loaded.engine.limits();
     for input in &inputs {
-        limits.check_embedding(input).map_err(|error| ApiError::from_engine(&error))?;
+        let checked = limits.check_embedding(input);
+        checked.map_err(|error| {
+            ApiError::from_engine(&error).renamed(|field| field.replacen("prompt", "input", 1))
+        })?;
     }
     let tokens: usize = inputs.iter().map(|input| input.tokens.len()).sum();
     RequestTrace::current().set("gen_ai.usage.input_tokens", i64::try_from(tokens).ok());

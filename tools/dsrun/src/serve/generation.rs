@@ -418,9 +418,9 @@ impl ApiError {
             }
             EngineError::Option { .. }
             | EngineError::EmptyPrompt
-            | EngineError::NoSuchToken { .. }
             | EngineError::Missing { .. }
             | EngineError::Constraint(_) => Self::malformed(error.to_string()),
+            EngineError::NoSuchToken { .. } => Self::field("prompt", error.to_string()),
             EngineError::PromptTooLong { .. } => {
                 Self::malformed(error.to_string()).code("context_length_exceeded")
             }

@@ -329,7 +329,7 @@ impl Completion for Responses {
 
     fn without_effect(Continued { request, .. }: &Continued, loaded: &Loaded) -> Vec<&'static str> {
         let tools = || request.tools.iter().flatten();
-        let is_deferred = |function: &ResponsesFunction| function.defer_loading.is_some();
+        let is_deferred = |function: &ResponsesFunction| function.defer_loading == Some(true);
         let deferred = tools().any(|tool| match tool {
             ResponsesTool::Function(function) => is_deferred(function),
             ResponsesTool::Namespace(namespace) => {
