@@ -13,9 +13,12 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +34,10 @@ class Agent:
     package: str
     # The tool that writes the file, and its arguments.
     tool: str
-    arguments: callable
+    arguments: Callable
     # The command line and the environment, given the server's address.
-    command: callable
-    environment: callable = lambda url: {}
+    command: Callable
+    environment: Callable = lambda url: {}
 
 
 PROMPT = "Write a file."
@@ -85,7 +88,11 @@ def serve(dsrun, model, log):
     """Starts a server, and returns its process and its address."""
     command = [dsrun, "--quiet", "serve", model, "--port", "0", "--served-model-name", MODEL, "--log", "info", "--access-log", "text"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    # Ends the wait for a server that never gets ready.
+    limit = threading.Timer(120, process.kill)
+    limit.start()
     ready = re.match(r"ready at (\S+)", process.stdout.readline())
+    limit.cancel()
     if not ready:
         raise SystemExit(f"the server did not start: {Path(log.name).read_text()}")
     return process, ready[1]
@@ -113,7 +120,10 @@ def run(agent, dsrun, packages):
             ran = subprocess.CompletedProcess(late.cmd, "none after 180 s", late.stdout or "", late.stderr or "")
         finally:
             server.terminate()
-            server.wait()
+            try:
+                server.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                server.kill()
         wrong = []
         if ran.returncode != 0:
             wrong.append(f"its exit status is {ran.returncode}")
@@ -135,11 +145,15 @@ def main():
     unknown = [name for name in arguments.agents if name not in names]
     if unknown:
         parser.error(f"there is no agent {unknown[0]!r}; {', '.join(names)} are known")
+    if not shutil.which(arguments.dsrun):
+        parser.error(f"there is no program {arguments.dsrun}: build it with `cargo build --release -p dsrun`, or name it with --dsrun")
+    if not shutil.which("npm"):
+        parser.error("npm is missing: install Node.js")
     asked = [agent for agent in AGENTS if not arguments.agents or agent.name in arguments.agents]
     packages = ROOT / "target/agents"
     packages.mkdir(parents=True, exist_ok=True)
     install = ["npm", "install", "--no-fund", "--no-audit", "--silent", "--prefix", str(packages)]
-    subprocess.run([*install, *(agent.package for agent in asked)], check=True)
+    subprocess.run([*install, *(agent.package for agent in asked)], check=True, timeout=900)
     failed = 0
     for agent in asked:
         wrong = run(agent, arguments.dsrun, packages)

@@ -61,8 +61,8 @@ __device__ inline float load_fresh_float(const float* from) {
     return value;
 }
 
-/* Calls `use` with the index and the value of each 8 of COUNT elements of other blocks, by all consumer warps, once they are complete; up
- * to index END also where there are no elements. */
+/* Calls `use` with the index and the value of each 8 of COUNT elements of other blocks, by all consumer warps, once they are complete. From
+ * COUNT to END it calls `use` with zeros. */
 template <int COUNT, int END = COUNT, typename Use> __device__ inline void for_vectors(const X* x, u64 name, Use use) {
 #pragma unroll 1
     for (int base = threadIdx.x * 8; base < END; base += VECTORS_AT_ONCE * MULTIPLIERS * 8) {

@@ -150,7 +150,8 @@ template <int P> struct Factors<P, false> {
     /* The activations of this warp's step `i` of a piece. */
     static __device__ Bytes bytes_of_inputs(const Thread& t, const u8* activations, int piece, int i) {
         int step = piece * (COLUMNS / (2 * SPAN)) + i * WARPS + member(t, piece);
-        bool real = has(t, piece, i), has_bytes = real && has_span(t, piece, i, t.group / 4), has_scale = real && has_span(t, piece, i, t.part / 2);
+        bool real = has(t, piece, i);
+        bool has_bytes = real && has_span(t, piece, i, t.group / 4), has_scale = real && has_span(t, piece, i, t.part / 2);
         const u8* own = activations + t.group % 4 * PLANE(INPUTS) + (2 * step + t.group / 4) * SPAN + t.part * 16;
         Bytes bytes;
 #pragma unroll

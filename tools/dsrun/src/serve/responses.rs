@@ -9,8 +9,8 @@ use super::{
         Finish, Usage,
         chat::{ChatMessage, Role},
         responses::{
-            NamespaceTool, OutputItem, OutputPart, ResponseObject, ResponsesFunction, ResponsesRequest,
-            ResponsesTool, ResponsesUsage, Status, TextFormat,
+            OutputItem, OutputPart, ResponseObject, ResponsesRequest, ResponsesTool, ResponsesUsage, Status,
+            TextFormat,
         },
     },
     app::{App, Loaded},
@@ -260,8 +260,7 @@ impl Responses {
             if let Some((call_id, name)) = begins {
                 let (id, status) = (events::id("fc"), Status::InProgress);
                 let arguments = String::new();
-                let (namespace, name) =
-                    tools::parts_of_name(self.request.tools.as_deref().unwrap_or(&[]), &name);
+                let (namespace, name) = tools::parts_of_name(self.request.tools(), &name);
                 let call = OutputItem::FunctionCall { id, call_id, name, namespace, arguments, status };
                 events.extend(self.begin(call));
             }
@@ -328,15 +327,10 @@ impl Completion for Responses {
     }
 
     fn without_effect(Continued { request, .. }: &Continued, loaded: &Loaded) -> Vec<&'static str> {
-        let tools = || request.tools.iter().flatten();
-        let is_deferred = |function: &ResponsesFunction| function.defer_loading == Some(true);
-        let deferred = tools().any(|tool| match tool {
-            ResponsesTool::Function(function) => is_deferred(function),
-            ResponsesTool::Namespace(namespace) => {
-                namespace.tools.iter().any(|NamespaceTool::Function(function)| is_deferred(function))
-            }
-            _ => false,
-        });
+        let tools = || request.tools().iter();
+        let deferred =
+            tools::functions(request.tools()).any(|(_, function, _)| function.defer_loading == Some(true));
+        let is_described = |tool: &ResponsesTool| matches!(tool, ResponsesTool::Namespace(namespace) if namespace.description.is_some());
         let effort = request.reasoning.as_ref().is_some_and(|reasoning| reasoning.effort.is_some());
         let given = [
             ("client_metadata", request.client_metadata.is_some()),
@@ -350,6 +344,7 @@ impl Completion for Responses {
             ("stream_options", request.stream_options.is_some()),
             ("text.verbosity", request.text.as_ref().is_some_and(|text| text.verbosity.is_some())),
             ("tools.defer_loading", deferred),
+            ("tools.namespace.description", tools().any(is_described)),
             ("tools.image_generation", tools().any(|tool| matches!(tool, ResponsesTool::ImageGeneration {}))),
             ("tools.tool_search", tools().any(|tool| matches!(tool, ResponsesTool::ToolSearch {}))),
             ("tools.web_search", tools().any(|tool| matches!(tool, ResponsesTool::WebSearch {}))),
@@ -375,7 +370,7 @@ impl Completion for Responses {
         }
         let mut conversation = continued.before.clone();
         add_input(&request.input, &mut conversation);
-        let given = request.tools.as_deref().unwrap_or(&[]);
+        let given = request.tools();
         let prepared = Chat::prepare(&chat_request(request, &conversation)?, loaded, work);
         let (job, chat) =
             prepared.map_err(|error| error.renamed(|field| tools::field_of_request(given, field)))?;

@@ -91,6 +91,12 @@ pub(crate) struct ResponsesRequest {
     pub(crate) user: Option<String>,
 }
 
+impl ResponsesRequest {
+    pub(crate) fn tools(&self) -> &[ResponsesTool] {
+        self.tools.as_deref().unwrap_or_default()
+    }
+}
+
 /// A text, or items.
 #[derive(Clone, Debug, PartialEq, JsonSchema)]
 #[schemars(untagged)]

@@ -42,7 +42,7 @@ pub(super) fn chat_request(
     let instructions = request.instructions.as_ref().filter(|text| !text.is_empty());
     let instructions = instructions.map(|text| said(Role::System, text.clone()));
     chat.messages = instructions.into_iter().chain(conversation.iter().cloned()).collect();
-    let shown = tools::shown(request.tools.as_deref().unwrap_or(&[]));
+    let shown = tools::shown(request.tools());
     chat.tools = (!shown.is_empty()).then_some(shown);
     chat.tool_choice = request.tool_choice.as_ref().map(tools::choice);
     Ok(chat)

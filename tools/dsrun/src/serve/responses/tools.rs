@@ -19,7 +19,9 @@ pub(super) fn full_name(namespace: Option<&str>, name: &str) -> String {
 }
 
 /// The functions that the model sees, each with its namespace and its place in the request.
-fn functions(tools: &[ResponsesTool]) -> impl Iterator<Item = (Option<&str>, &ResponsesFunction, String)> {
+pub(super) fn functions(
+    tools: &[ResponsesTool],
+) -> impl Iterator<Item = (Option<&str>, &ResponsesFunction, String)> {
     tools.iter().enumerate().flat_map(|(index, tool)| -> Vec<_> {
         match tool {
             ResponsesTool::Function(function) => vec![(None, function, format!("tools[{index}]"))],
