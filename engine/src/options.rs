@@ -133,7 +133,8 @@ pub struct EngineOptions {
     /// comparison.
     pub graphs: bool,
     /// Whether results must be bit-identical whatever else is in the batch. A device that does not guarantee this is refused, and
-    /// calls are fused the same way for all step sizes.
+    /// calls are fused the same way for all step sizes. Most devices have to be opened for it:
+    /// [`DeviceOptions::batch_invariant`](dsrun_core::device::DeviceOptions::batch_invariant).
     pub batch_invariant: bool,
     /// How tokens are proposed for speculative decoding, which verifies several per step; off by default. Answers stay the same.
     /// Steps sample up to this many more rows, whose logits take memory; a draft model is part of the memory plan. Requests with

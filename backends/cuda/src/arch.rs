@@ -25,13 +25,16 @@ pub struct DeviceSpec {
     pub custom_gemm: bool,
     /// Whether other ranks share the GPU, whose kernels may wait for kernels of this rank.
     pub shared: bool,
+    /// Whether a kernel is chosen only if all numbers of rows use it, so that a row's result does not depend on the other rows.
+    pub batch_invariant: bool,
 }
 
 impl DeviceSpec {
     /// A GPU of this compute capability, with the libraries found on this machine.
     pub(crate) fn new(capability: u32, sm_count: usize) -> Self {
         let custom_gemm = std::env::var_os(NO_CUSTOM_GEMM).is_none();
-        Self { capability, sm_count, blas: Library::CublasLt.is_present(), custom_gemm, shared: false }
+        let blas = Library::CublasLt.is_present();
+        Self { capability, sm_count, blas, custom_gemm, shared: false, batch_invariant: false }
     }
 }
 

@@ -190,7 +190,10 @@ impl CudaDevice {
         }
         Library::Nvrtc.require()?;
         let sm_count = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1);
-        let spec = DeviceSpec::new(taken_for, sm_count as usize);
+        let spec = DeviceSpec {
+            batch_invariant: options.batch_invariant,
+            ..DeviceSpec::new(taken_for, sm_count as usize)
+        };
         let account = MemoryAccount::new(Some(options.memory_limit.unwrap_or_else(|| reserved(total))));
         let context = Context::open(index, &name, taken_for, taken_for != capability, account)?;
         tracing::debug!(%name, ?spec, total, "opened a GPU");

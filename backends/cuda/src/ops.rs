@@ -81,7 +81,7 @@ pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
         | Op::Broadcast(_)
         | Op::Send(_)
         | Op::Receive(_)
-        | Op::Barrier(_) => collective::plan(call),
+        | Op::Barrier(_) => collective::plan(call, device),
         Op::Region(region) => region::plan(region, call, device, &|inner| plan(inner, device)),
         other => Err(Error::unsupported(format!("CUDA has no kernel for {} yet", other.name()))),
     }

@@ -457,7 +457,8 @@ fn integer_calls() -> Vec<ValidCall> {
     calls
 }
 
-/// The kernels that common calls need on a device of this capability, with cuBLASLt and without, and those of exchanges.
+/// The kernels that common calls need on a device of this capability, with cuBLASLt, without, and batch-invariant; and those of
+/// exchanges.
 fn needed(capability: u32) -> HashSet<KernelSpec> {
     let mut calls = integer_calls();
     for dtype in FLOATS {
@@ -478,13 +479,15 @@ fn needed(capability: u32) -> HashSet<KernelSpec> {
     if capability >= 90 {
         calls.extend(decoder_calls());
     }
-    let devices = [true, false].map(|blas| DeviceSpec {
+    let device = |blas, batch_invariant| DeviceSpec {
         capability,
         sm_count: 132,
         blas,
         custom_gemm: true,
         shared: false,
-    });
+        batch_invariant,
+    };
+    let devices = [device(true, false), device(false, false), device(true, true)];
     let of_calls =
         calls.iter().flat_map(|call| devices.map(|device| kernel_specs(call, &device).unwrap())).flatten();
     let summed: Vec<_> = if capability >= 90 { summed_decoder_calls().collect() } else { Vec::new() };

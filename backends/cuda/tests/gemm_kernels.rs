@@ -8,7 +8,7 @@
 mod calls;
 
 use dsrun_core::kernels::CallDesc;
-use dsrun_cuda::{DeviceSpec, kernel_specs};
+use dsrun_cuda::{DeviceSpec, KernelSpec, kernel_specs};
 use std::{env, fs, path::Path};
 
 /// Row counts on both sides of every bound that a kernel has.
@@ -25,6 +25,7 @@ fn devices() -> Vec<(&'static str, DeviceSpec)> {
         blas: true,
         custom_gemm: true,
         shared: false,
+        batch_invariant: false,
     };
     vec![
         ("sm_75", device(75, 40)),
@@ -112,4 +113,45 @@ fn kernels_are_chosen_as_listed() {
         "other kernels than in tests/gemm_kernels/kernels.txt, first {differs:?}; run with UPDATE_SNAPSHOTS=1 if that is \
          meant, and read the difference"
     );
+}
+
+/// On a device opened to be batch-invariant, all numbers of rows have the same kernels, with the same constants where those have a part
+/// in the order of sums. `batch_wgmma` and `tile_wgmma` count as one: they add in the same order.
+#[test]
+fn batch_invariant_products_have_one_kernel_for_all_rows() {
+    let of_sums = |spec: KernelSpec| -> (&str, Vec<_>) {
+        let named = |names: &[&str]| {
+            let defines = spec.defines.iter().filter(|(name, _)| names.contains(name));
+            defines.map(|(name, value)| (*name, value.clone())).collect()
+        };
+        match spec.entry {
+            "batch_wgmma" => {
+                assert!(spec.defines.contains(&("SPLIT", "1".to_owned())), "{spec:?}");
+                ("wgmma", Vec::new())
+            }
+            "tile_wgmma" => ("wgmma", Vec::new()),
+            // Sums of bytes are exact.
+            "int8_wgmma" => ("int8_wgmma", Vec::new()),
+            "packed_wgmma" => {
+                let tokens = spec.defines.iter().find(|(name, _)| *name == "TOKENS");
+                // With more, groups of inputs are not summed up by themselves.
+                assert!(tokens.is_some_and(|(_, tokens)| tokens.parse::<usize>().unwrap() <= 64));
+                ("packed_wgmma", named(&["GROUPS", "SPLIT"]))
+            }
+            entry => (entry, spec.defines),
+        }
+    };
+    for (name, device) in devices() {
+        let device = DeviceSpec { batch_invariant: true, ..device };
+        for family in calls::families() {
+            let kernels = |rows| -> Option<Vec<_>> {
+                let call = (family.call)(rows).validate().ok()?;
+                Some(kernel_specs(&call, &device).ok()?.into_iter().map(of_sums).collect())
+            };
+            let of_one = kernels(1);
+            for rows in ROWS.into_iter().filter(|rows| *rows > 0) {
+                assert_eq!(kernels(rows), of_one, "{} of {rows} rows on {name}", family.name);
+            }
+        }
+    }
 }

@@ -47,7 +47,14 @@ fn operands(op: &Op, dtype: DType, row: usize) -> Vec<Option<TensorDesc>> {
 fn calls_are_refused(#[case] op: impl Into<Op>) {
     let (op, device) = (
         op.into(),
-        DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false },
+        DeviceSpec {
+            capability: 90,
+            sm_count: 132,
+            blas: true,
+            custom_gemm: true,
+            shared: false,
+            batch_invariant: false,
+        },
     );
     let call = |dtype, row| {
         let operands: Vec<_> =

@@ -53,7 +53,7 @@ fn bad_options_are_refused(
     #[case] compute_share: Option<f32>,
     #[case] argument: &str,
 ) {
-    let error = open(DeviceOptions { threads, compute_share, memory_limit: None }).unwrap_err();
+    let error = open(DeviceOptions { threads, compute_share, ..DeviceOptions::default() }).unwrap_err();
     assert_eq!(error.argument(), Some(argument));
 }
 

@@ -93,6 +93,9 @@ pub struct DeviceOptions {
     pub memory_limit: Option<u64>,
     /// The share of the compute units that this handle may use, above 0 and up to 1.
     pub compute_share: Option<f32>,
+    /// Whether kernels are chosen so that a row's result does not depend on the other rows of a call, even where that is slower.
+    /// A device without such kernels says so of the calls concerned ([`Support::batch_invariant`](crate::kernels::Support)).
+    pub batch_invariant: bool,
 }
 
 /// The properties and capabilities of a device.

@@ -295,6 +295,9 @@
 // Verbose information for developers.
 #define DSR_LOG_TRACE 5
 
+// In dsr_device_options.flags: kernels are chosen so that a row's result does not depend on the other rows of a call.
+#define DSR_OPTION_BATCH_INVARIANT 1
+
 // In dsr_device_properties.flags: NaN in an input makes exactly the outputs that depend on it NaN.
 #define DSR_DEVICE_STRICT_NAN 1
 
@@ -447,6 +450,8 @@ typedef struct dsr_device_options {
     uint64_t threads;
     // The limit in bytes on memory that this handle holds, or DSR_NONE.
     uint64_t memory_limit;
+    // DSR_OPTION_* flags.
+    uint64_t flags;
 } dsr_device_options;
 
 // The properties and capabilities of a device. The plugin fills it in.

@@ -188,6 +188,7 @@ pub(super) fn options(raw: &dsr_device_options) -> Result<DeviceOptions> {
         threads,
         memory_limit: (raw.memory_limit != DSR_NONE).then_some(raw.memory_limit),
         compute_share: (raw.compute_share != 0.0).then_some(raw.compute_share),
+        batch_invariant: raw.flags & DSR_OPTION_BATCH_INVARIANT != 0,
     })
 }
 

@@ -202,6 +202,7 @@ pub(super) fn options(options: &DeviceOptions) -> Result<dsr_device_options> {
         compute_share: options.compute_share.unwrap_or(0.0),
         threads: options.threads.map_or(DSR_NONE, |threads| threads as u64),
         memory_limit: options.memory_limit.unwrap_or(DSR_NONE),
+        flags: if options.batch_invariant { DSR_OPTION_BATCH_INVARIANT } else { 0 },
         ..prefix::zeroed()
     })
 }

@@ -44,7 +44,7 @@ layout! {
     dsr_error { struct_size, code, message, op, argument, field }
     dsr_device_info { struct_size, index, memory_bytes, name }
     dsr_finding { struct_size, present, subject, detail }
-    dsr_device_options { struct_size, compute_share, threads, memory_limit }
+    dsr_device_options { struct_size, compute_share, threads, memory_limit, flags }
     dsr_device_properties {
         struct_size, alignment, memory_bytes, dtypes, profiles, flags, name, flushed_operands, flushed_results
     }

@@ -83,6 +83,8 @@ pub struct dsr_device_options {
     pub threads: u64,
     /// The limit in bytes on memory that this handle holds, or DSR_NONE.
     pub memory_limit: u64,
+    /// DSR_OPTION_* flags.
+    pub flags: u64,
 }
 
 /// The properties and capabilities of a device. The plugin fills it in.

@@ -86,7 +86,12 @@ fn information_about_backend_and_device_crosses() {
     assert_eq!(plugin.devices().unwrap(), plain.devices().unwrap());
     assert_eq!(plugin.diagnose(), plain.diagnose());
     assert_eq!(plugin.library(), None);
-    let options = DeviceOptions { threads: Some(3), memory_limit: Some(0), compute_share: Some(0.25) };
+    let options = DeviceOptions {
+        threads: Some(3),
+        memory_limit: Some(0),
+        compute_share: Some(0.25),
+        batch_invariant: true,
+    };
     for (index, options) in [(0, DeviceOptions::default()), (7, options)] {
         let (device, plain) = (plugin.open(index, &options).unwrap(), plain.open(index, &options).unwrap());
         assert_eq!(device.properties(), plain.properties());

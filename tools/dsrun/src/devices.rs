@@ -33,6 +33,8 @@ pub(crate) struct Devices {
     processes: Option<Arc<Processes>>,
     /// The engines of this process, this one included, that use the same devices.
     engines: usize,
+    /// Whether they were opened to give bit-identical answers whatever else runs.
+    batch_invariant: bool,
     /// Where the ranks record what they run.
     trace: Option<Arc<Trace>>,
 }
@@ -53,7 +55,20 @@ impl Devices {
     /// One device, which holds the whole model.
     pub(crate) fn one(device: Arc<dyn Device>) -> Self {
         let (shard, pipeline) = (ShardPolicy::default(), PipelineOptions::default());
-        Self { ranks: vec![device], shard, pipeline, processes: None, engines: 1, trace: None }
+        Self {
+            ranks: vec![device],
+            shard,
+            pipeline,
+            processes: None,
+            engines: 1,
+            batch_invariant: false,
+            trace: None,
+        }
+    }
+
+    /// Whether they were opened to give bit-identical answers whatever else runs.
+    pub(crate) fn batch_invariant(&self) -> bool {
+        self.batch_invariant
     }
 
     /// The processes that have devices of the model, if they are several.
@@ -248,6 +263,7 @@ fn open_engines(
         pipeline: pipeline.clone(),
         processes: processes.clone(),
         engines,
+        batch_invariant: arguments.batch_invariant,
         trace: None,
     };
     Ok(groups.into_iter().map(devices).collect())
@@ -367,8 +383,14 @@ fn share(
 ) -> Result<DeviceOptions> {
     let threads = arguments.device.threads.map(usize::from);
     let budget = arguments.device.gpu_memory.map(|size| size.0);
+    let batch_invariant = arguments.batch_invariant;
     if sharing == 1 {
-        return Ok(DeviceOptions { threads, memory_limit: budget, ..DeviceOptions::default() });
+        return Ok(DeviceOptions {
+            threads,
+            memory_limit: budget,
+            batch_invariant,
+            ..DeviceOptions::default()
+        });
     }
     let memory = backend.devices()?.into_iter().find(|device| device.index == index);
     let memory = memory.and_then(|device| device.memory_bytes);
@@ -378,6 +400,7 @@ fn share(
         threads: threads.map(|threads| (threads / sharing).max(1)),
         memory_limit: memory.map(|bytes| usable(bytes) / sharing as u64).into_iter().chain(budget).min(),
         compute_share: (is_host && threads.is_none()).then_some(1.0 / sharing as f32),
+        batch_invariant,
     })
 }
 

@@ -159,7 +159,7 @@ pub(crate) fn engine_options(
         launch_ahead: !arguments.no_launch_ahead,
         split_prompts: !arguments.prompts_first,
         graphs: !arguments.no_graphs,
-        batch_invariant: arguments.batch_invariant,
+        batch_invariant: devices.batch_invariant(),
         quantize: arguments.quantize.clone(),
         weights_in: arguments.weights_in.clone(),
         experts: arguments.experts,

@@ -153,7 +153,8 @@ __device__ void attend(const PlainAttentionParams& p, i64 number, i64 sequence, 
     if (p.mask == CAUSAL) to = before + tile.first + tile.count < to ? before + tile.first + tile.count : to;
     if (a.window > 0) {
         i64 earliest = before + tile.first - a.window + 1, latest = before + tile.first + tile.count - 1 + a.window;
-        from = earliest > 0 ? earliest : 0;
+        /* A multiple of the keys of an iteration, so that lanes take the same keys for a row in any tile. */
+        from = earliest > 0 ? earliest / (PARTS * AHEAD) * (PARTS * AHEAD) : 0;
         if (!p.paged && latest < to) to = latest;
     }
     if (p.paged && to > a.table_columns * a.slots) to = a.table_columns * a.slots;

@@ -203,10 +203,9 @@ __device__ inline void finish_heads(const EpilogueParams& e, float (&d)[PARTS][4
             const float factor = is_query ? e.query_scale : e.key_scale;
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-                float sine, cosine, one = d[p][k], other = d[p][k + 2];
+                float sine, cosine;
                 turn_quickly(__fmul_rn((float)stands.position[row + lane % 4 * 2 + k], frequencies.of[p]), sine, cosine);
-                d[p][k] = one * (factor * cosine) - other * (factor * sine);
-                d[p][k + 2] = other * (factor * cosine) + one * (factor * sine);
+                turn_pair(d[p][k], d[p][k + 2], factor * sine, factor * cosine);
             }
         }
         CACHE* kept = is_value ? e.values + page * e.value_strides.page + (head - turned_heads) * e.value_strides.head +
@@ -246,7 +245,7 @@ __device__ inline void finish(const EpilogueParams& e, float (&d)[PARTS][4], con
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (e.limit > 0.0f && y[i] > e.limit) y[i] = e.limit;
-            y[i] = apply(y[i]);
+            y[i] = WIDE_Y ? apply(y[i]) : apply_quickly(y[i]);
 #if EPILOGUE == GATED
             float up = d[PARTS - 1][i];
             if (e.limit > 0.0f && up > e.limit) up = e.limit;

@@ -98,6 +98,13 @@ __device__ inline void turn_quickly(float angle, float& sine, float& cosine) {
     asm("cos.approx.f32 %0, %1;" : "=f"(cosine) : "f"(rest));
 }
 
+/* Rotates a pair. Roundings are explicit, so that kernels agree to the bit. */
+__device__ inline void turn_pair(float& a, float& b, float sine, float cosine) {
+    float turned = __fmaf_rn(a, cosine, -__fmul_rn(b, sine));
+    b = __fmaf_rn(b, cosine, __fmul_rn(a, sine));
+    a = turned;
+}
+
 __device__ inline void place(const EpilogueParams& e, const Ready& r, i64 token, int output, float value) {
     int queries = (int)(e.query_heads * e.key_size), keys = (int)(e.kv_heads * e.key_size);
     bool unreal = ROPE && r.position < 0;

@@ -1,8 +1,9 @@
 /*
  * linear for 5 to 64 rows on tensor cores (mma.m16n8k16, sm_80 and up): y = x W^T + b, f16 or bf16 throughout.
  *
- * A block of 8 warps owns 16 outputs and all tokens, in TILES tiles of 8 tokens; its warps take blocks of 32 inputs in turn and
- * add their sums in shared memory, in a fixed order. Grid: (blocks of 16 outputs).
+ * A block of 8 warps owns 16 outputs and TILES tiles of 8 tokens; its warps take blocks of 32 inputs in turn and add their sums in
+ * shared memory, in a fixed order. Grid: (blocks of 16 outputs, blocks of tokens). A second block of tokens finds the weights in the
+ * L2: it is for batch-invariant products of any number of tokens.
  *
  * Weights are the 16-row operand, tokens the 8-column one. The sum over inputs may run in any order as long as both operands
  * agree, so a lane loads 16 consecutive bytes of a row, as they lie in memory, and they are the fragments of two products: no
@@ -17,8 +18,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny_mma(Extent exten
                                                                     i64 x_row, const u8* weight, i64 weight_row,
                                                                     const BIAS* bias, Y* y, i64 y_row) {
     launch_dependents_and_wait();
-    i64 tokens = extent.count();
+    const i64 first = (i64)blockIdx.y * (TILES * 8), tokens = extent.count() - first;
     if (tokens <= 0) return;
+    x += first * x_row;
+    y += first * y_row;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     i64 output = (i64)blockIdx.x * 16, blocks = inputs / 32;
     i64 low = output + lane / 4, high = low + 8;

@@ -1,5 +1,5 @@
 /*
- * linear for many rows by wgmma (sm_90a), with its epilogue: y = f(x W^T + b), f16 or bf16.
+ * linear for many rows by wgmma (sm_90a), with its epilogue: y = f(x W^T + b), f16 or bf16; results of a product alone also f32.
  *
  * A persistent block computes tiles of GROUPS * 64 rows by OUTPUTS outputs. A producer thread copies k tiles of 64 inputs by TMA
  * into a ring buffer of STAGES stages, swizzled by 128 bytes. GROUPS consumer warpgroups multiply, each 64 rows with all outputs,
@@ -129,17 +129,13 @@ __device__ inline void write(const EpilogueParams& e, float (&d)[OUTPUTS / 2], c
 #pragma unroll
                 for (int k = 0; k < 8; ++k) {
                     int one = ((i * HEAD / 32 + piece) * 4 + k / 2) * 4 + h * 2 + k % 2, other = one + HEAD / 4;
-                    float a = d[one], b = d[other];
+                    low[k] = d[one];
+                    high[k] = d[other];
                     if (BIASED && head < all) {
-                        a += widen(e.bias[head * HEAD + at + k]);
-                        b += widen(e.bias[head * HEAD + at + HEAD / 2 + k]);
+                        low[k] += widen(e.bias[head * HEAD + at + k]);
+                        high[k] += widen(e.bias[head * HEAD + at + HEAD / 2 + k]);
                     }
-                    low[k] = a;
-                    high[k] = b;
-                    if (ROPE && !is_value) {
-                        low[k] = a * (factor * cosine[k]) - b * (factor * sine[k]);
-                        high[k] = b * (factor * cosine[k]) + a * (factor * sine[k]);
-                    }
+                    if (ROPE && !is_value) turn_pair(low[k], high[k], factor * sine[k], factor * cosine[k]);
                 }
                 if (is_query && turned) {
                     Y* to = e.y + token * e.y_row + head * HEAD + at;
@@ -208,9 +204,15 @@ __device__ inline void write(const EpilogueParams& e, float (&d)[OUTPUTS / 2], c
                     y[c] *= up;
 #endif
                 }
+#if WIDE_Y
+                /* Results of 32 bits are written as they are. */
+                if (row + h * 8 < rows && output < results) *(float2*)(e.y + (row + h * 8) * e.y_row + output) = float2{y[0], y[1]};
+#else
                 words[h][i] = (u32)narrow<Y>(y[0]).bits | (u32)narrow<Y>(y[1]).bits << 16;
+#endif
             }
         }
+#if !WIDE_Y
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (!ORDERED) transpose(words[h], q);
@@ -220,6 +222,7 @@ __device__ inline void write(const EpilogueParams& e, float (&d)[OUTPUTS / 2], c
                 *(Vector*)to = Vector{{words[h][0], words[h][1], words[h][2], words[h][3]}};
             }
         }
+#endif
     }
 }
 #endif

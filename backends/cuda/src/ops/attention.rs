@@ -67,12 +67,13 @@ struct TileConfig {
 
 impl TileConfig {
     /// Sequences of at least `prompt` queries run on the prefill kernel, if given.
-    fn new(kinds: &Kinds, prompt: Option<usize>) -> Self {
+    fn new(kinds: &Kinds, prompt: Option<usize>, device: &DeviceSpec) -> Self {
         let (group, tokens, sequences) = (kinds.group(), kinds.tokens, kinds.sequences);
         let most = if kinds.key_size.max(kinds.value_size) > LONG_HEAD { MAX_ROWS_OF_LONG } else { MAX_ROWS };
         let heads = (1..=most.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
         // At most one token per sequence: larger tiles would be mostly empty.
-        let in_tile = if tokens <= sequences { 1 } else { (most / heads).max(1) };
+        let single = tokens <= sequences && !device.batch_invariant;
+        let in_tile = if single { 1 } else { (most / heads).max(1) };
         let mut tiles = tokens.min((tokens / in_tile).saturating_add(sequences));
         if let Some(prompt) = prompt {
             tiles = tiles.min(sequences.saturating_mul((prompt - 1).div_ceil(in_tile)));
@@ -272,17 +273,15 @@ fn recipe(
     let prompt = prompts.as_ref().map(|prompts| prompts.fewest);
     // With prefills, single tokens run on the decode kernel.
     let singles = if prompt.is_some_and(|fewest| fewest > 1) { singles()? } else { None };
-    let mut cut = TileConfig::new(&kinds, prompt);
+    let mut cut = TileConfig::new(&kinds, prompt, device);
     let any = cut.tiles > 0;
-    cut.splits = splits(&cut);
+    // The number of splits depends on the number of sequences.
+    cut.splits = if device.batch_invariant { 1 } else { splits(&cut) };
     if singles.is_some() {
         // Single tokens run elsewhere, so few sequences are left for the general kernel.
         cut.fewest = 2;
         cut.at_once = (device.sm_count * RARE).div_ceil((cut.kv_heads * cut.parts()).max(1));
     }
-    // The kernel of a row depends on the number of rows of its sequence, and the split of paged keys depends on the number of
-    // sequences.
-    let batch_invariant = prompts.is_none() && !kinds.paged;
     let own = spec(&kinds, &cut)?;
     let mut kernels: Vec<KernelSpec> = any.then_some(own).into_iter().collect();
     kernels.extend(prompts.as_ref().map(Prompts::kernel));
@@ -295,7 +294,8 @@ fn recipe(
         kernels,
         workspace: workspace + singles.as_ref().map_or(0, |singles| singles.workspace),
         persistent: persistent + singles.as_ref().map_or(0, |singles| singles.persistent),
-        batch_invariant,
+        // Otherwise the kernel of a row depends on the number of rows of its sequence, and the split of keys on that of sequences.
+        batch_invariant: device.batch_invariant,
         launches: Box::new(move |frame: &Frame, functions: &[Arc<Function>], _: &Context| {
             places(frame, &|at| {
                 let mut functions = functions.iter();
@@ -356,11 +356,13 @@ pub(super) fn paged(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) -
         result_vectors: result(call, 0)?.strides[0].is_multiple_of(8),
         alibi: call.tensor(8).is_some(),
     };
-    if let Some(plan) = latent::plan(op, &kinds, device)? {
-        return Ok(plan);
-    }
-    if let Some(plan) = decode::plan(op, call, device)? {
-        return Ok(plan);
+    if !device.batch_invariant {
+        if let Some(plan) = latent::plan(op, &kinds, device)? {
+            return Ok(plan);
+        }
+        if let Some(plan) = decode::plan(op, call, device)? {
+            return Ok(plan);
+        }
     }
     // Four blocks of 128 threads per SM keep enough loads in flight.
     let wanted = device.sm_count * 4;
@@ -427,6 +429,15 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
+    const DEVICE: DeviceSpec = DeviceSpec {
+        capability: 90,
+        sm_count: 132,
+        blas: true,
+        custom_gemm: true,
+        shared: false,
+        batch_invariant: false,
+    };
+
     /// A call of a model with heads of 64 elements.
     pub(super) fn kinds() -> Kinds {
         Kinds {
@@ -474,12 +485,12 @@ mod tests {
     #[case(20)]
     fn prompts_that_run_elsewhere_need_no_tiles(#[case] tokens: usize) {
         let kinds = Kinds { tokens, ..kinds() };
-        let cut = TileConfig::new(&kinds, Some(16));
-        assert!(cut.tiles <= TileConfig::new(&kinds, None).tiles);
+        let cut = TileConfig::new(&kinds, Some(16), &DEVICE);
+        assert!(cut.tiles <= TileConfig::new(&kinds, None, &DEVICE).tiles);
         // As many sequences as there may be, of as many queries as stay here.
         let longest = 15.min(tokens / kinds.sequences);
         assert!(cut.tiles >= kinds.sequences * longest.div_ceil(cut.tokens));
-        assert_eq!(TileConfig::new(&kinds, Some(1)).tiles, 0);
+        assert_eq!(TileConfig::new(&kinds, Some(1), &DEVICE).tiles, 0);
     }
 
     #[rstest]
@@ -495,7 +506,7 @@ mod tests {
         #[case] sequences: usize,
     ) {
         let kinds = Kinds { tokens, sequences, query_heads, kv_heads, ..kinds() };
-        let cut = TileConfig::new(&kinds, None);
+        let cut = TileConfig::new(&kinds, None, &DEVICE);
         assert!(cut.heads * cut.tokens <= MAX_ROWS && cut.group.is_multiple_of(cut.heads));
         // One sequence has all queries but one of each other sequence.
         let others = sequences - 1;

@@ -7,7 +7,7 @@ mod by_peers;
 mod summed;
 
 use crate::{
-    arch::crossover::by_peers,
+    arch::{DeviceSpec, crossover::by_peers},
     collective::CudaComm,
     driver::{
         context::Context,
@@ -48,18 +48,24 @@ pub(crate) fn rendezvous(call: &CallDesc, context: &Arc<Context>) -> Result<Opti
     Ok(Some(Rendezvous { group, turn }))
 }
 
-pub(super) fn plan(call: &CallDesc) -> Result<KernelPlan> {
+pub(super) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     let comm = comm(call)?;
     let planes = Planes::of(call)?;
     match (&comm.exchange, &comm.nccl) {
         (Some(_), None) => by_peers::plan(call, None, planes, &comm),
         (None, Some(nccl)) => by_nccl::plan(call, planes, nccl),
-        (Some(_), Some(nccl)) => match by_peers(&call.op, planes.bytes()) {
+        (Some(_), Some(nccl)) => match prefers_peers(&call.op, planes, device) {
             true => by_peers::plan(call, None, planes, &comm),
             false => by_nccl::plan(call, planes, nccl),
         },
         (None, None) => Err(Error::internal("the group has no transport")),
     }
+}
+
+/// Whether peer exchange runs a collective for which there is NCCL, too: where it is faster, or always if the result must not depend on
+/// the size: peers add in the order of ranks, NCCL in an order that depends on its algorithm.
+fn prefers_peers(op: &Op, planes: Planes, device: &DeviceSpec) -> bool {
+    device.batch_invariant || by_peers(op, planes.bytes())
 }
 
 /// The planes that ranks exchange, all of one shape: the part of the operand that goes to each rank, and the part of the result

@@ -51,7 +51,7 @@ pub(super) fn plan(
     if let Some(plan) = experts::region(region, call, device)? {
         return Ok(plan);
     }
-    if let Some(plan) = collective::region(region, call, plan)? {
+    if let Some(plan) = collective::region(region, call, device, plan)? {
         return Ok(plan);
     }
     if let Some(plan) = decoder::plan(region, call, device)? {

@@ -13,8 +13,14 @@ use dsrun_cuda::{DeviceSpec, kernel_specs};
 use dsrun_test_support::AnsweringDevice;
 use rstest::rstest;
 
-const H200: DeviceSpec =
-    DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false };
+const H200: DeviceSpec = DeviceSpec {
+    capability: 90,
+    sm_count: 132,
+    blas: true,
+    custom_gemm: true,
+    shared: false,
+    batch_invariant: false,
+};
 
 #[rstest]
 #[case::plain(&SHAPES)]

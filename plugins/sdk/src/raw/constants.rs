@@ -26,6 +26,9 @@ pub const DSR_LOG_DEBUG: u32 = 4;
 /// Verbose information for developers.
 pub const DSR_LOG_TRACE: u32 = 5;
 
+/// In dsr_device_options.flags: kernels are chosen so that a row's result does not depend on the other rows of a call.
+pub const DSR_OPTION_BATCH_INVARIANT: u64 = 1;
+
 /// In dsr_device_properties.flags: NaN in an input makes exactly the outputs that depend on it NaN.
 pub const DSR_DEVICE_STRICT_NAN: u64 = 1;
 /// The host can read device memory in place.

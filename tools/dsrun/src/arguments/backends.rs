@@ -56,7 +56,7 @@ pub(crate) struct KernelsBuild {
     pub(crate) batch: usize,
     /// Build for a device of another machine, by a name that the backend knows, such as h200: for example for a container image
     /// built on a machine without a GPU. An unknown name prints the known ones.
-    #[arg(long = "for", visible_alias = "arch", value_name = "DEVICE", conflicts_with_all = ["device", "threads", "tp", "pp", "mesh", "devices"])]
+    #[arg(long = "for", visible_alias = "arch", value_name = "DEVICE", conflicts_with_all = ["device", "threads", "tp", "pp", "mesh", "devices", "batch_invariant"])]
     pub(crate) absent: Option<String>,
     /// Number of kernels built at the same time; the number of processors if not given.
     #[arg(long, short, value_name = "COUNT", value_parser = positive)]

@@ -57,7 +57,7 @@ pub(crate) struct Inspect {
     #[arg(long, requires = "step", value_name = "COUNT", default_value_t = 1, value_parser = positive)]
     pub(crate) requests: usize,
     /// Plan for a device of another machine, by a name that the backend knows, such as h200. An unknown name prints the known ones.
-    #[arg(long = "for", value_name = "DEVICE", conflicts_with_all = ["device", "threads", "tp", "pp", "mesh", "devices"])]
+    #[arg(long = "for", value_name = "DEVICE", conflicts_with_all = ["device", "threads", "tp", "pp", "mesh", "devices", "batch_invariant"])]
     pub(crate) absent: Option<String>,
     /// Print JSON.
     #[arg(long)]

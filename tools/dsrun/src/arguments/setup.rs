@@ -77,6 +77,10 @@ const SEVERAL: &str = "Several devices";
 pub(crate) struct DevicesArguments {
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
+    /// Give bit-identical answers whatever else runs, with the kernels of the device that guarantee this; refuse a device that has
+    /// none.
+    #[arg(long)]
+    pub(crate) batch_invariant: bool,
     /// Split the model over this many ranks by tensor parallelism: consecutive devices from --device on. Ranks on the CPU share its
     /// threads and its memory.
     #[arg(help_heading = SEVERAL, long, alias = "tensor-parallel-size", value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -238,9 +242,6 @@ pub(crate) struct EngineArguments {
     /// Launch every call separately instead of capturing steps as graphs, for comparison.
     #[arg(long)]
     pub(crate) no_graphs: bool,
-    /// Refuse a device that does not guarantee bit-identical answers whatever else runs.
-    #[arg(long)]
-    pub(crate) batch_invariant: bool,
     /// Quantise weights at load: `w8a16`, `w4a16`, `w8a8` (activations too), `mxfp4` (of experts only), the name of a format such
     /// as `int4g64z_f16`, or a TOML file with a policy for each weight.
     #[arg(long, value_name = "POLICY", value_parser = policy)]

@@ -138,7 +138,6 @@ fn load(settings: &ServeSettings, model: String, terminal: Terminal) -> Result<(
         no_launch_ahead: settings.no_launch_ahead.unwrap_or(false),
         prompts_first: settings.prompts_first.unwrap_or(false),
         no_graphs: settings.no_graphs.unwrap_or(false),
-        batch_invariant: settings.batch_invariant.unwrap_or(false),
         quantize: settings
             .quantize
             .as_deref()
@@ -206,6 +205,7 @@ fn devices(settings: &ServeSettings) -> Result<DevicesArguments> {
         );
     }
     Ok(DevicesArguments {
+        batch_invariant: settings.batch_invariant.unwrap_or(false),
         device: DeviceArguments {
             backend: settings.backend.clone(),
             device: settings.device.unwrap_or(0),

@@ -1,4 +1,6 @@
 //! Prefill attention on tensor cores: sequences of at least [`PROMPT`] queries in a call, or the only sequence of a large call.
+//! On a device opened to be batch-invariant it runs every sequence: a row's keys are processed in steps that begin at multiples of the
+//! same number, whatever other rows its tile has.
 //!
 //! | device | head sizes | kernel |
 //! |---|---|---|
@@ -78,7 +80,7 @@ impl Prompts {
     /// Plans the prefills of a call on tensor cores, if there can be any and a kernel supports them.
     pub(super) fn plan(kinds: &Kinds, device: &DeviceSpec) -> Result<Option<Self>> {
         // With as many sequences as tokens, nearly all sequences have a single token.
-        let any = kinds.tokens >= PROMPT && kinds.tokens > kinds.sequences;
+        let any = kinds.tokens >= PROMPT && kinds.tokens > kinds.sequences || device.batch_invariant;
         let half = kinds.query == DType::F16 || (kinds.query == DType::BF16 && device.has_half_mma());
         let fits = half && kinds.query == kinds.cache && kinds.query_vectors && kinds.cache_vectors;
         let largest = kinds.key_size.max(kinds.value_size);
@@ -86,7 +88,8 @@ impl Prompts {
             return Ok(None);
         }
         let way = KernelKind::choose(kinds, device);
-        let fewest = if kinds.sequences == 1 && kinds.tokens >= LONE { 1 } else { PROMPT };
+        let alone = kinds.sequences == 1 && kinds.tokens >= LONE;
+        let fewest = if alone || device.batch_invariant { 1 } else { PROMPT };
         let group = kinds.group();
         let heads = (1..=MAX_HEADS.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
         let tokens = way.rows() / heads;
@@ -258,7 +261,14 @@ mod tests {
     }
 
     fn device(capability: u32) -> DeviceSpec {
-        DeviceSpec { capability, sm_count: 132, blas: true, custom_gemm: true, shared: false }
+        DeviceSpec {
+            capability,
+            sm_count: 132,
+            blas: true,
+            custom_gemm: true,
+            shared: false,
+            batch_invariant: false,
+        }
     }
 
     #[rstest]

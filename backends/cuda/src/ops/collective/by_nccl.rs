@@ -100,6 +100,9 @@ pub(super) fn plan(call: &CallDesc, planes: Planes, comm: &Arc<NcclComm>) -> Res
     let dtype = call.tensor(0).map_or(DType::U8, |x| x.dtype);
     let kernels = if transfer.direct { Vec::new() } else { vec![copy_of_plane(dtype.bytes())?] };
     let (comm, count) = (comm.clone(), planes.rows * planes.columns);
+    // The order of a sum of more than two numbers depends on the algorithm, which depends on the size.
+    let batch_invariant =
+        ranks <= 2 || !matches!(operation, Operation::AllReduce(_) | Operation::ReduceScatter(_));
     let launches = move |frame: &Frame, functions: &[Arc<Function>]| -> Result<Vec<LaunchOp>> {
         let x = frame.tensor(0)?;
         let y = frame.results.first().unwrap_or(x);
@@ -118,7 +121,7 @@ pub(super) fn plan(call: &CallDesc, planes: Planes, comm: &Arc<NcclComm>) -> Res
     };
     let launches = move |frame: &Frame, functions: &[Arc<Function>], _: &_| launches(frame, functions);
     let plan = KernelPlan::of(kernels, Box::new(launches));
-    Ok(KernelPlan { workspace: transfer.workspace(), ..plan })
+    Ok(KernelPlan { workspace: transfer.workspace(), batch_invariant, ..plan })
 }
 
 /// A barrier, as an all-reduce of one number.

@@ -1,7 +1,10 @@
 //! A call whose results are summed over ranks and added to a residual: the launches of the call, and one for the sum.
 
-use super::{Planes, by_peers, comm};
-use crate::ops::{KernelPlan, bound::Bound, frame::Source, operand, result};
+use super::{Planes, by_peers, comm, prefers_peers};
+use crate::{
+    arch::DeviceSpec,
+    ops::{KernelPlan, bound::Bound, frame::Source, operand, result},
+};
 use dsrun_core::{
     Error, Result, TensorDesc,
     kernels::{CallDesc, OperandDesc},
@@ -20,6 +23,7 @@ const ALIGNMENT: usize = 16;
 pub(in crate::ops) fn region(
     region: &Region,
     call: &CallDesc,
+    device: &DeviceSpec,
     plan: &dyn Fn(&CallDesc) -> Result<KernelPlan>,
 ) -> Result<Option<KernelPlan>> {
     let Some(Body { first, reduce, add, residual }) = Body::of(region) else { return Ok(None) };
@@ -40,7 +44,7 @@ pub(in crate::ops) fn region(
         comm: call.comm.clone(),
     };
     let (comm, planes) = (comm(&sum)?, Planes::of(&sum)?);
-    if comm.exchange.is_none() || !by_peers(&sum.op, planes.bytes()) {
+    if comm.exchange.is_none() || !prefers_peers(&sum.op, planes, device) {
         return Err(Error::unsupported("NCCL adds no sums to a residual"));
     }
     if comm.in_step() {

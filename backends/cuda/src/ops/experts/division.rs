@@ -170,7 +170,9 @@ impl Shape {
             Some(packing) => packing.bits == 8 || packing.group == 0 || packing.group >= 32,
             None => self.format == WeightFormat::Dense(self.x),
         };
+        // On tensor cores, the order of a sum depends on the kernel, which depends on the number of rows.
         device.has_half_mma()
+            && !device.batch_invariant
             && half
             && weight
             && self.inputs > 0
@@ -221,6 +223,7 @@ impl Shape {
             None => (2 * all).div_ceil(self.count).max(1),
         };
         if !self.multiplies(device) {
+            let wanted = if device.batch_invariant { PLAIN_ROWS } else { wanted };
             let rows = wanted.next_power_of_two().min(PLAIN_ROWS);
             return Division {
                 entry: "grouped_linear_plain",
@@ -439,8 +442,14 @@ mod tests {
                 rest: None,
             };
             for (capability, sm_count) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
-                let device =
-                    DeviceSpec { capability, sm_count, blas: true, custom_gemm: true, shared: false };
+                let device = DeviceSpec {
+                    capability,
+                    sm_count,
+                    blas: true,
+                    custom_gemm: true,
+                    shared: false,
+                    batch_invariant: false,
+                };
                 for form in [Form::Plain, GATED, Form::Summed] {
                     let division = shape.division(form, &device);
                     // Beside lists of assignments.
@@ -472,7 +481,14 @@ mod tests {
         let (outputs, inputs, x) = (768, 2048, DType::BF16);
         let shape =
             Shape { rows: 8, slots: 8, count: 128, outputs, inputs, x, format, x_stride: inputs, rest: None };
-        let device = DeviceSpec { capability, sm_count: 132, blas: true, custom_gemm: true, shared: false };
+        let device = DeviceSpec {
+            capability,
+            sm_count: 132,
+            blas: true,
+            custom_gemm: true,
+            shared: false,
+            batch_invariant: false,
+        };
         let (stages, blocks) = shape.ring(tiles, &device);
         let bytes = |stages: usize| WARPS * stages * shape.stage() + shape.sums(tiles) + RESERVED;
         assert!(blocks * bytes(stages) <= device.shared_memory() + blocks * RESERVED, "{blocks} of {stages}");
@@ -490,8 +506,14 @@ mod tests {
         let (outputs, inputs, x) = (2880, 2880, DType::BF16);
         let (rows, slots) = (count * 4, 4);
         let shape = Shape { rows, slots, count, outputs, inputs, x, format, x_stride: inputs, rest: None };
-        let device =
-            DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false };
+        let device = DeviceSpec {
+            capability: 90,
+            sm_count: 132,
+            blas: true,
+            custom_gemm: true,
+            shared: false,
+            batch_invariant: false,
+        };
         let products = |form| match shape.division(form, &device).kind {
             Kind::Wgmma { products } => products,
             _ => 0,

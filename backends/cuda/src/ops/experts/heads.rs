@@ -2,7 +2,7 @@
 
 use super::{
     assignments,
-    division::{Form, Kind, Shape},
+    division::{Form, Shape},
     params::GroupedLinearParams,
 };
 use crate::{
@@ -42,8 +42,7 @@ pub(in crate::ops) fn head_linear(
     let (items, covered) = (shape.items(division.rows), shape.covered_outputs());
     // The first tile of a head copies its rest, even if there are no outputs.
     let grid = division.grid(items, covered.max(1), device);
-    // On tensor cores, the order of a sum depends on the kernel, which depends on the number of rows.
-    let batch_invariant = division.kind == Kind::Plain;
+    let batch_invariant = device.batch_invariant;
     let plan = KernelPlan::of_one(spec, move |frame, function| {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let params = GroupedLinearParams {
@@ -69,7 +68,7 @@ pub(in crate::ops) fn head_linear(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::division::Kind, *};
     use dsrun_core::{DType, WeightFormat};
     use rstest::rstest;
 
@@ -79,8 +78,14 @@ mod tests {
     #[case::small_tiles(100, 2)]
     #[case::large_tiles(300, 3)]
     fn items_have_all_rows_of_every_head(#[case] rows: usize, #[case] expected: usize) {
-        let device =
-            DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true, shared: false };
+        let device = DeviceSpec {
+            capability: 90,
+            sm_count: 132,
+            blas: true,
+            custom_gemm: true,
+            shared: false,
+            batch_invariant: false,
+        };
         let (x, format) = (DType::BF16, WeightFormat::Dense(DType::BF16));
         let (heads, rest) = (16, Some(64));
         let (outputs, inputs, x_stride) = (512, 128, heads * 192);

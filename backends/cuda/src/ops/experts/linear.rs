@@ -6,7 +6,7 @@
 
 use super::{
     GROUP_THREADS, MoeGroupParams, assignments,
-    division::{Form, Kind, Shape},
+    division::{Form, Shape},
     group_spec,
     params::GroupedLinearParams,
 };
@@ -105,8 +105,7 @@ fn product(
         kernels,
         workspace: tables,
         persistent: division.persistent(),
-        // On tensor cores, the order of a sum depends on the kernel, which depends on the number of rows.
-        batch_invariant: division.kind == Kind::Plain,
+        batch_invariant: device.batch_invariant,
         launches: Box::new(move |frame: &Frame, functions, _| {
             let (x, experts, y) = (frame.tensor(0)?, frame.tensor(2)?, frame.result(0)?);
             let [order, starts] = [frame.optional(4), frame.optional(5)];

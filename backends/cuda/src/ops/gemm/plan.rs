@@ -29,7 +29,7 @@ use std::sync::Arc;
 pub(in crate::ops) fn plan(fused: FusedLinear, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     let whole = Problem::new(fused, call)?;
     if let Some(family) = select(&whole, device) {
-        return Ok(Stages::new(&whole, family.plan(&whole, device)?).into_plan());
+        return Ok(Stages::new(&whole, family.plan(&whole, device)?).into_plan(device));
     }
     let normed = scratch(whole.x.dtype, whole.x, whole.x.shape[1]);
     let (norm, rest) = match fused.norm {
@@ -40,7 +40,7 @@ pub(in crate::ops) fn plan(fused: FusedLinear, call: &CallDesc, device: &DeviceS
         }
     };
     if let Some(family) = select(&rest, device) {
-        return Ok(Stages { norm, ..Stages::new(&rest, family.plan(&rest, device)?) }.into_plan());
+        return Ok(Stages { norm, ..Stages::new(&rest, family.plan(&rest, device)?) }.into_plan(device));
     }
     let product = scratch(fused.product, rest.x, rest.outputs());
     let with_norm = whole.without_epilogue(&product.desc);
@@ -60,7 +60,7 @@ pub(in crate::ops) fn plan(fused: FusedLinear, call: &CallDesc, device: &DeviceS
     })?;
     let epilogue = ApplyEpilogue::new(rest.fused, &product.desc, call, device)?;
     let stages = Stages::new(&bare, family.plan(&bare, device)?);
-    Ok(Stages { norm, epilogue: Some((epilogue, product)), ..stages }.into_plan())
+    Ok(Stages { norm, epilogue: Some((epilogue, product)), ..stages }.into_plan(device))
 }
 
 /// A tensor in scratch memory, and its size in bytes.
@@ -102,7 +102,7 @@ impl Stages {
         Self { fused: problem.fused, norm: None, product, epilogue: None }
     }
 
-    fn into_plan(mut self) -> KernelPlan {
+    fn into_plan(mut self, device: &DeviceSpec) -> KernelPlan {
         let mut kernels: Vec<_> = self.norm.iter().map(|(norm, _)| norm.spec.clone()).collect();
         kernels.append(&mut self.product.kernels);
         kernels.extend(self.epilogue.iter().map(|(epilogue, _)| epilogue.spec.clone()));
@@ -112,7 +112,7 @@ impl Stages {
             kernels,
             workspace: normed + product + self.product.workspace,
             persistent: self.product.persistent,
-            batch_invariant: self.product.batch_invariant,
+            batch_invariant: device.batch_invariant,
             launches: Box::new(move |frame, functions, context| self.launches(frame, functions, context)),
         }
     }

@@ -292,25 +292,17 @@ pub(super) struct ProductPlan {
     pub(super) workspace: usize,
     /// Bytes of zeroed memory of each bound call.
     pub(super) persistent: usize,
-    /// Whether a row's result is bit-identical for any number of rows.
-    pub(super) batch_invariant: bool,
     pub(super) launches: MakeProduct,
 }
 
 impl ProductPlan {
-    /// A batch-invariant plan of one launch without scratch memory.
+    /// A plan of one launch without scratch memory.
     pub(super) fn of_one(
         spec: KernelSpec,
         launch: impl Fn(&Args<'_>, &Arc<Function>) -> Result<Option<LaunchOp>> + Send + Sync + 'static,
     ) -> Self {
         let launches: MakeProduct =
             Box::new(move |args| Ok(launch(args, args.function(0)?)?.into_iter().collect()));
-        Self { kernels: vec![spec], workspace: 0, persistent: 0, batch_invariant: true, launches }
-    }
-
-    /// The same plan, but not batch-invariant: the order of a sum depends on the number of rows.
-    #[must_use]
-    pub(super) fn batch_dependent(self) -> Self {
-        Self { batch_invariant: false, ..self }
+        Self { kernels: vec![spec], workspace: 0, persistent: 0, launches }
     }
 }

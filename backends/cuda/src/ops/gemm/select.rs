@@ -32,9 +32,15 @@ const FAMILIES: [&dyn Family; 13] = [
     &Tiled,
 ];
 
+/// The families of [`DeviceSpec::batch_invariant`]: in all numbers of rows they sum up a row in the same order. Each runs all numbers
+/// of rows, but for the first two, which share them. Whether one supports a problem does not depend on anything else of the rows.
+const INVARIANT: [&dyn Family; 7] =
+    [&BatchWgmma, &TileWgmma, &Int8Wgmma, &Int8Mma, &PackedWgmma, &SkinnyMma, &Tiled];
+
 /// The family that runs a problem in one launch; `None` if the norm or the epilogue needs a separate launch.
 pub(super) fn select(problem: &Problem<'_>, device: &DeviceSpec) -> Option<&'static dyn Family> {
-    FAMILIES.into_iter().find(|family| family.supports(problem, device))
+    let families: &[&dyn Family] = if device.batch_invariant { &INVARIANT } else { &FAMILIES };
+    families.iter().copied().find(|family| family.supports(problem, device))
 }
 
 /// The table of families in Markdown, in the order in which they are tried, for `docs/src/crates/cuda.md`.

@@ -187,7 +187,8 @@ pub(crate) struct ServeSettings {
     /// A draft model: a second, much smaller model with the same tokenizer that proposes tokens (--speculate draft).
     #[arg(help_heading = ENGINE, long, value_name = "MODEL")]
     pub(crate) draft: Option<String>,
-    /// Refuse a device that does not guarantee that an answer is the same to the bit, whatever else the server does.
+    /// Give answers that are the same to the bit whatever else the server does, with the kernels of the device that guarantee this;
+    /// refuse a device that has none.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     #[arg(help_heading = ENGINE)]
     pub(crate) batch_invariant: Option<bool>,

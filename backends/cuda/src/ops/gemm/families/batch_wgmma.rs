@@ -8,8 +8,11 @@ use crate::{
     },
     ops::{
         gemm::{
-            families::bulk_copies::{
-                ALIGNMENT, OUTPUTS, RING, ROW_BYTES, activations, packed_weights, paired_weights, weights,
+            families::{
+                bulk_copies::{
+                    ALIGNMENT, OUTPUTS, RING, ROW_BYTES, activations, packed_weights, paired_weights, weights,
+                },
+                tile_wgmma,
             },
             family::{Description, Family},
             fused_linear::Epilogue,
@@ -61,13 +64,15 @@ struct TileConfig {
 
 impl TileConfig {
     /// The tile configuration of a product; `bytes` is the size of a row of inputs.
-    fn new(rows: usize, outputs: usize, bytes: usize, gated: bool, sm_count: usize) -> Self {
+    fn new(rows: usize, outputs: usize, bytes: usize, gated: bool, device: &DeviceSpec) -> Self {
+        let sm_count = device.sm_count;
         let rows = rows.next_multiple_of(ROW_UNIT).max(FEWEST_ROWS);
         // Small tiles for few outputs; a gated tile contains both halves.
         let parts = if gated || outputs.div_ceil(OUTPUTS) > sm_count { 2 } else { 1 };
         let tiles = outputs.div_ceil(parts * OUTPUTS);
         let split = match tiles {
-            _ if tiles * 2 > sm_count => 1,
+            // Many rows, which are those of another kernel, have no split.
+            _ if tiles * 2 > sm_count || device.batch_invariant => 1,
             _ if tiles > CLUSTERS_OF_FOUR => 2,
             _ => 4,
         };
@@ -89,7 +94,7 @@ impl TileConfig {
     fn of(problem: &Problem<'_>, device: &DeviceSpec) -> Self {
         let bytes = problem.inputs() * problem.x.dtype.bytes();
         let gated = problem.is_gated_by_halves();
-        Self::new(problem.rows(), problem.outputs(), bytes, gated, device.sm_count)
+        Self::new(problem.rows(), problem.outputs(), bytes, gated, device)
     }
 
     fn spec(&self, problem: &Problem<'_>) -> Result<KernelSpec> {
@@ -132,6 +137,31 @@ fn takes_epilogue(problem: &Problem<'_>) -> bool {
     }
 }
 
+/// Whether the kernel supports a problem, whatever its number of rows.
+fn takes(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
+    let multiplies = match problem.int8_packing() {
+        Some(_) => problem.x.strides[0].is_multiple_of(16),
+        None => device.custom_gemm && problem.is_half() && problem.x.strides[0].is_multiple_of(8),
+    };
+    let pairs = |stride: usize| stride.is_multiple_of(2);
+    device.has_wgmma()
+        && problem.fused.norm.is_none()
+        && multiplies
+        && problem.inputs() > 0
+        && problem.is_indexable()
+        && problem.results() > 0
+        && problem.results().is_multiple_of(RESULTS)
+        && pairs(problem.y.strides[0])
+        && problem.residual.is_none_or(|residual| pairs(residual.strides[0]))
+        && takes_epilogue(problem)
+}
+
+/// Whether this kernel without splits and `tile_wgmma` run a problem for all numbers of rows: both sum up 16 inputs at a time, in order,
+/// and end alike, so a row has the same bits in either.
+pub(super) fn for_all_rows(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
+    !problem.is_int8() && takes(problem, device) && tile_wgmma::takes(problem, device)
+}
+
 /// See `linear/batch_wgmma.cu`.
 pub(in crate::ops::gemm) struct BatchWgmma;
 
@@ -149,29 +179,18 @@ impl Family for BatchWgmma {
     }
 
     fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
-        let multiplies = match problem.int8_packing() {
-            Some(_) => problem.x.strides[0].is_multiple_of(16),
-            None => device.custom_gemm && problem.is_half() && problem.x.strides[0].is_multiple_of(8),
-        };
-        let pairs = |stride: usize| stride.is_multiple_of(2);
-        device.has_wgmma()
-            && problem.fused.norm.is_none()
-            && ROWS.contains(&problem.rows())
+        if device.batch_invariant {
+            return problem.rows() <= *ROWS.end() && for_all_rows(problem, device);
+        }
+        ROWS.contains(&problem.rows())
             && (problem.rows() >= FEWEST_BYTE_ROWS || !problem.is_int8())
-            && multiplies
-            && problem.inputs() > 0
-            && problem.is_indexable()
-            && problem.results() > 0
-            && problem.results().is_multiple_of(RESULTS)
-            && pairs(problem.y.strides[0])
-            && problem.residual.is_none_or(|residual| pairs(residual.strides[0]))
-            && takes_epilogue(problem)
+            && takes(problem, device)
     }
 
     fn plan(&self, problem: &Problem<'_>, device: &DeviceSpec) -> Result<ProductPlan> {
         let config = TileConfig::of(problem, device);
         let (fused, head, int8) = (problem.fused, head(problem), problem.is_int8());
-        let plan = ProductPlan::of_one(config.spec(problem)?, move |args, function| {
+        Ok(ProductPlan::of_one(config.spec(problem)?, move |args, function| {
             let (x, weight) = (args.x, args.weight);
             let weight_map = match head {
                 Some(head) => paired_weights(weight, head)?,
@@ -189,8 +208,7 @@ impl Family for BatchWgmma {
             let x_map = activations(x, weight.layout.columns, config.rows)?;
             let parameters = parameters.words(x_map.words()).words(weight_map.words());
             Ok(LaunchOp::kernel(function, [config.tiles * config.split, 1, 1], THREADS, parameters))
-        });
-        Ok(plan.batch_dependent())
+        }))
     }
 }
 
@@ -198,6 +216,15 @@ impl Family for BatchWgmma {
 mod tests {
     use super::*;
     use rstest::rstest;
+
+    const DEVICE: DeviceSpec = DeviceSpec {
+        capability: 90,
+        sm_count: 132,
+        blas: true,
+        custom_gemm: true,
+        shared: false,
+        batch_invariant: false,
+    };
 
     #[rstest]
     #[case::query_key_value(32, 6144, 4096, false)]
@@ -211,7 +238,7 @@ mod tests {
         #[case] inputs: usize,
         #[case] gated: bool,
     ) {
-        let config = TileConfig::new(rows, outputs, inputs * 2, gated, 132);
+        let config = TileConfig::new(rows, outputs, inputs * 2, gated, &DEVICE);
         assert!(config.rows >= rows && config.tiles * config.parts * OUTPUTS >= outputs, "{config:?}");
         // Every block of a tile has inputs, and a gate has both halves in a tile.
         assert!(
@@ -225,7 +252,7 @@ mod tests {
         for rows in ROWS {
             for outputs in [16, 1024, 4096, 8448, 8464, 128_256] {
                 for gated in [false, true] {
-                    let config = TileConfig::new(rows, outputs, 4096, gated, 132);
+                    let config = TileConfig::new(rows, outputs, 4096, gated, &DEVICE);
                     let slot = (config.parts * OUTPUTS + config.rows) * ROW_BYTES;
                     assert!(config.stages >= 3 && config.rows >= rows, "{config:?}");
                     // The shared memory of an SM holds what the kernel has beside the ring, and the driver's share for each block.

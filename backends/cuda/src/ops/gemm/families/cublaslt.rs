@@ -113,7 +113,6 @@ impl Family for CublasLt {
             kernels: plan.kernels(problem)?,
             workspace: WORKSPACE + plan.slab_bytes + plan.scratch_bytes,
             persistent: 0,
-            batch_invariant: false,
             launches: Box::new(move |args| plan.launches(args)),
         })
     }

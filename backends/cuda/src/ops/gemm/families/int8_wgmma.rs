@@ -162,7 +162,6 @@ impl Family for Int8Wgmma {
             kernels,
             workspace: 0,
             persistent: 0,
-            batch_invariant: true,
             launches: Box::new(move |args| {
                 let best = *chosen.get_or_init(|| product.choose(args, &question));
                 let results = results(args, product.limit());

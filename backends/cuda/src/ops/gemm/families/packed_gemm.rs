@@ -278,7 +278,6 @@ impl Family for PackedGemm {
             kernels,
             workspace,
             persistent,
-            batch_invariant: false,
             launches: Box::new(move |args| {
                 let made = launches.iter().map(|tile| tile.launch(&fused, args));
                 made.filter_map(Result::transpose).collect()
@@ -364,8 +363,14 @@ mod tests {
         let packing = Packing { bits, group, offset: Offset::Minimum, scale: DType::F32 };
         for bytes in [false, true] {
             for (capability, sm_count) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
-                let device =
-                    DeviceSpec { capability, sm_count, blas: true, custom_gemm: true, shared: false };
+                let device = DeviceSpec {
+                    capability,
+                    sm_count,
+                    blas: true,
+                    custom_gemm: true,
+                    shared: false,
+                    batch_invariant: false,
+                };
                 let shape = Shape { rows, inputs, tiles, packing, bytes };
                 let Some(config) = shape.best(&device) else {
                     assert!(capability == 86 || capability == 120, "{shape:?}");

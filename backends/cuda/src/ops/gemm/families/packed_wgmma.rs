@@ -59,7 +59,7 @@ fn clusters(blocks: usize, sm_count: usize) -> usize {
 pub(super) fn multiplies(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
     device.has_wgmma()
         && problem.packing().is_some_and(|packing| packing.offset != Offset::Floats)
-        && ROWS.contains(&problem.rows())
+        && (ROWS.contains(&problem.rows()) || device.batch_invariant)
         && problem.has_half_activations()
         && problem.inputs() > 0
         && problem.outputs() > 0
@@ -88,27 +88,57 @@ struct TileConfig {
     shared: usize,
 }
 
+/// How warpgroups and blocks divide the outputs and inputs of a product: warpgroups for different outputs, and blocks for different
+/// inputs.
+fn division(row_tiles: usize, outputs: usize, inputs: usize, sm_count: usize) -> (usize, usize) {
+    let k_tiles = inputs.div_ceil(K_TILE);
+    let divisions = [1, 2, 4].into_iter().flat_map(|groups| [1, 2, 3, 4].map(|split| (groups, split)));
+    let tiles = |groups: usize| outputs.div_ceil(groups * OUTPUTS) * row_tiles;
+    // A second wave of clusters would double the time; a share of a single k tile is not worth its sums.
+    let divisions = divisions.filter(|&(groups, split)| {
+        split == 1
+            || (tiles(groups) <= clusters(split, sm_count) && k_tiles >= 2 * split * (WARPGROUPS / groups))
+    });
+    // In units of a fifth of the measured time of 64 outputs of a k tile. It includes the rows of x, the wait for the first k
+    // tile, the exchange of sums and the writing of results.
+    let time = |&(groups, split): &(usize, usize)| {
+        let waves = (tiles(groups) * split).div_ceil(sm_count);
+        waves * (k_tiles.div_ceil(split) * (5 * groups + 2) + 20 * split + 80)
+    };
+    divisions.min_by_key(time).unwrap_or((1, 1))
+}
+
+/// The rows of a tile for so many rows, if tiles have at most `most`.
+fn tokens(rows: usize, most: usize) -> usize {
+    rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(TOKEN_UNIT).max(FEWEST_TOKENS)
+}
+
 impl TileConfig {
-    fn new(rows: usize, outputs: usize, inputs: usize, packing: Packing, sm_count: usize) -> Self {
-        let row_tiles = rows.div_ceil(MOST_TOKENS);
-        let tokens = rows.div_ceil(row_tiles).next_multiple_of(TOKEN_UNIT).max(FEWEST_TOKENS);
+    fn of(problem: &Problem<'_>, packing: Packing, device: &DeviceSpec) -> Self {
+        let (rows, shape) = (problem.rows(), [problem.outputs(), problem.inputs()]);
+        if device.batch_invariant {
+            // Inputs are divided alike for all numbers of rows. In larger tiles, groups of inputs are not summed up by themselves.
+            let division = division(1, shape[0], shape[1], device.sm_count);
+            return Self::divided(rows, FEW_TOKENS, shape, packing, division);
+        }
+        Self::new(rows, shape, packing, device.sm_count)
+    }
+
+    fn new(rows: usize, shape: [usize; 2], packing: Packing, sm_count: usize) -> Self {
+        let division = division(rows.div_ceil(MOST_TOKENS), shape[0], shape[1], sm_count);
+        Self::divided(rows, MOST_TOKENS, shape, packing, division)
+    }
+
+    fn divided(
+        rows: usize,
+        most_tokens: usize,
+        [outputs, inputs]: [usize; 2],
+        packing: Packing,
+        (groups, split): (usize, usize),
+    ) -> Self {
+        let (row_tiles, tokens) = (rows.div_ceil(most_tokens), tokens(rows, most_tokens));
         let k_tiles = inputs.div_ceil(K_TILE);
-        let splits = [1, 2, 4].into_iter().flat_map(|groups| [1, 2, 3, 4].map(|split| (groups, split)));
-        let tiles = |groups: usize| outputs.div_ceil(groups * OUTPUTS);
-        // A second wave of clusters would double the time; a share of a single k tile is not worth its sums.
-        let splits = splits.filter(|&(groups, split)| {
-            split == 1
-                || (tiles(groups) * row_tiles <= clusters(split, sm_count)
-                    && k_tiles >= 2 * split * (WARPGROUPS / groups))
-        });
-        // In units of a fifth of the measured time of 64 outputs of a k tile. It includes the rows of x, the wait for the first k
-        // tile, the exchange of sums and the writing of results.
-        let time = |&(groups, split): &(usize, usize)| {
-            let waves = (tiles(groups) * row_tiles * split).div_ceil(sm_count);
-            waves * (k_tiles.div_ceil(split) * (5 * groups + 2) + 20 * split + 80)
-        };
-        let (groups, split) = splits.min_by_key(time).unwrap_or((1, 1));
-        let (shares, tiles) = (WARPGROUPS / groups, tiles(groups));
+        let (shares, tiles) = (WARPGROUPS / groups, outputs.div_ceil(groups * OUTPUTS));
         let numbers = match packing.group {
             0 => 0,
             group => groups * OUTPUTS / UNIT * (K_TILE / group) * packing.line(),
@@ -153,7 +183,7 @@ impl Family for PackedWgmma {
         let packing =
             problem.packing().ok_or_else(|| Error::internal("packed_wgmma needs packed integers"))?;
         let (outputs, inputs) = (problem.outputs(), problem.inputs());
-        let config = TileConfig::new(problem.rows(), outputs, inputs, packing, device.sm_count);
+        let config = TileConfig::of(problem, packing, device);
         let defines: [(_, &dyn Display); 10] = [
             ("TOKENS", &config.tokens),
             ("GROUPS", &config.groups),
@@ -169,7 +199,7 @@ impl Family for PackedWgmma {
         let spec = KernelSpec::new("linear/packed_wgmma.cu", "packed_wgmma", defines);
         let mut spec = spec.with_shared(config.shared);
         spec.defines.extend(packing.defines());
-        let plan = ProductPlan::of_one(spec, move |args, function| {
+        Ok(ProductPlan::of_one(spec, move |args, function| {
             let (x, weight) = (args.x, args.weight);
             let [unit, number_unit] = [weight.layout.row_bytes, weight.layout.scale_bytes];
             let [units, unit_outputs] = [outputs.div_ceil(UNIT), config.groups * OUTPUTS / UNIT];
@@ -207,8 +237,7 @@ impl Family for PackedWgmma {
                 .words(number_map);
             let blocks = config.tiles * config.row_tiles * config.split;
             Ok(LaunchOp::kernel(function, [blocks, 1, 1], THREADS, parameters))
-        });
-        Ok(plan.batch_dependent())
+        }))
     }
 }
 
@@ -230,7 +259,7 @@ mod tests {
         for rows in ROWS {
             for (bits, group) in [(4, 0), (4, 32), (4, 128), (8, 0), (8, 16), (8, 64)] {
                 let packing = Packing { bits, group, offset: Offset::Minimum, scale: DType::F32 };
-                let config = TileConfig::new(rows, outputs, inputs, packing, 132);
+                let config = TileConfig::new(rows, [outputs, inputs], packing, 132);
                 assert!(
                     config.tokens * config.row_tiles >= rows && config.tokens <= MOST_TOKENS,
                     "{config:?}"

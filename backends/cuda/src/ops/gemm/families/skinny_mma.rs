@@ -2,7 +2,10 @@
 
 use crate::{
     arch::DeviceSpec,
-    driver::{kernel_spec::KernelSpec, launch::LaunchOp},
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, MAX_GRID},
+    },
     ops::{
         gemm::{
             family::{Description, Family},
@@ -43,11 +46,15 @@ impl Family for SkinnyMma {
     }
 
     fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
-        problem.is_bare() && problem.rows() <= ROWS && multiplies(problem, device)
+        let most = if device.batch_invariant { MAX_GRID * ROWS } else { ROWS };
+        problem.is_bare() && problem.rows() <= most && multiplies(problem, device)
     }
 
-    fn plan(&self, problem: &Problem<'_>, _: &DeviceSpec) -> Result<ProductPlan> {
-        let tiles = problem.rows().div_ceil(8).next_power_of_two();
+    fn plan(&self, problem: &Problem<'_>, device: &DeviceSpec) -> Result<ProductPlan> {
+        let tiles = match device.batch_invariant {
+            true => ROWS / 8,
+            false => problem.rows().div_ceil(8).next_power_of_two(),
+        };
         let unroll = (problem.inputs() / 32).div_ceil(8).next_power_of_two().clamp(1, 4);
         let defines: [(_, &dyn Display); 6] = [
             ("X", &type_name(problem.x.dtype)?),
@@ -58,7 +65,7 @@ impl Family for SkinnyMma {
             ("UNROLL", &unroll),
         ];
         let spec = KernelSpec::new("linear/skinny_mma.cu", "skinny_mma", defines);
-        Ok(ProductPlan::of_one(spec, |args, function| {
+        Ok(ProductPlan::of_one(spec, move |args, function| {
             let parameters = args
                 .sizes()
                 .rows(args.x)
@@ -66,7 +73,7 @@ impl Family for SkinnyMma {
                 .size(args.weight.layout.row_bytes)
                 .address(args.bias)
                 .rows(args.y);
-            let grid = [args.y.size(1).div_ceil(16), args.y.size(0).min(1), 1];
+            let grid = [args.y.size(1).div_ceil(16), args.y.size(0).div_ceil(tiles * 8), 1];
             Ok(LaunchOp::kernel(function, grid, THREADS, parameters))
         }))
     }

@@ -51,8 +51,6 @@ const BUSY: usize = 85;
 struct TileConfig {
     /// Outputs of a tile.
     outputs: usize,
-    /// Blocks, each of which loops over tiles.
-    blocks: usize,
     /// Whether weights are loaded in an order that gives lanes neighbouring results, [`ORDER`] at a time.
     ordered: bool,
     stages: usize,
@@ -86,13 +84,21 @@ impl TileConfig {
         let pairs = tiles(outputs);
         let busy = 100 * pairs / (pairs.div_ceil(clusters) * clusters).max(1);
         let ordered = results.is_multiple_of(ORDER) && (outputs / 2).is_multiple_of(ORDER);
-        Self { outputs, blocks: pairs.min(clusters) * CLUSTER, ordered, stages, busy }
+        Self { outputs, ordered, stages, busy }
     }
 
     fn of(problem: &Problem<'_>, device: &DeviceSpec) -> Self {
         let gated = problem.is_gated_by_halves();
         let head = problem.head_halves();
-        Self::new(problem.rows(), problem.outputs(), problem.inputs(), gated, head, device.sm_count)
+        // All numbers of rows have the same tiles, so that heads fit into those of all or none.
+        let rows = if device.batch_invariant { MOST_ROWS } else { problem.rows() };
+        Self::new(rows, problem.outputs(), problem.inputs(), gated, head, device.sm_count)
+    }
+
+    /// Blocks for so many rows, each of which loops over tiles.
+    fn blocks(&self, rows: usize, outputs: usize, sm_count: usize) -> usize {
+        let pairs = rows.div_ceil(ROWS * CLUSTER) * outputs.div_ceil(self.outputs);
+        pairs.min((sm_count / CLUSTER).max(1)) * CLUSTER
     }
 
     /// Whether a product, with a residual if `sum`, is faster than with cuBLASLt.
@@ -113,12 +119,13 @@ impl TileConfig {
             Epilogue::Gate(op) => op.limit > 0.0,
             _ => false,
         };
-        let defines: [(_, &dyn Display); 8] = [
+        let defines: [(_, &dyn Display); 9] = [
             ("GROUPS", &GROUPS),
             ("OUTPUTS", &self.outputs),
             ("STAGES", &self.stages),
             ("ORDERED", &i32::from(self.ordered)),
             ("HALF", &i32::from(problem.x.dtype == DType::F16)),
+            ("WIDE_Y", &i32::from(problem.y.dtype == DType::F32)),
             ("BIAS", &problem.bias_name()?),
             ("BIASED", &i32::from(problem.bias.is_some())),
             ("LIMITED", &i32::from(limited)),
@@ -128,6 +135,30 @@ impl TileConfig {
         spec.defines.extend(problem.head_halves().map(|size| ("HEAD", size.to_string())));
         Ok(spec.with_shared(ALIGNMENT + self.stages * (ROWS + self.outputs) * ROW_BYTES))
     }
+}
+
+/// Whether the kernel supports a problem, whatever its number of rows.
+pub(super) fn takes(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
+    let takes_epilogue = match problem.fused.epilogue {
+        Epilogue::Nothing | Epilogue::Sum(..) | Epilogue::Activation(_) => true,
+        Epilogue::Gate(op) => op.layout == GateLayout::Concatenated,
+        Epilogue::Heads(_) => TileConfig::of(problem, device).takes_heads(problem),
+    };
+    let vectors = |stride: usize| stride.is_multiple_of(VECTOR);
+    let is_wide = problem.y.dtype == DType::F32 && problem.is_bare();
+    device.has_wgmma()
+        && device.custom_gemm
+        && problem.fused.norm.is_none()
+        && problem.is_half()
+        && (problem.y.dtype == problem.x.dtype || is_wide)
+        && problem.inputs() > 0
+        && problem.is_indexable()
+        && problem.results() > 0
+        && vectors(problem.results())
+        && vectors(problem.x.strides[0])
+        && vectors(problem.y.strides[0])
+        && problem.residual.is_none_or(|residual| vectors(residual.strides[0]))
+        && takes_epilogue
 }
 
 /// See `linear/tile_wgmma.cu`.
@@ -150,35 +181,23 @@ impl Family for TileWgmma {
     }
 
     fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
-        let config = TileConfig::of(problem, device);
-        let takes_epilogue = match problem.fused.epilogue {
-            Epilogue::Nothing | Epilogue::Sum(..) | Epilogue::Activation(_) => true,
-            Epilogue::Gate(op) => op.layout == GateLayout::Concatenated,
-            Epilogue::Heads(_) => config.takes_heads(problem),
-        };
-        let vectors = |stride: usize| stride.is_multiple_of(VECTOR);
-        device.has_wgmma()
-            && device.custom_gemm
-            && problem.fused.norm.is_none()
-            && problem.rows() > *batch_wgmma::ROWS.end()
-            && problem.rows() < 1 << 30
-            && problem.is_half()
-            && problem.y.dtype == problem.x.dtype
-            && problem.inputs() > 0
-            && problem.is_indexable()
-            && problem.results() > 0
-            && vectors(problem.results())
-            && vectors(problem.x.strides[0])
-            && vectors(problem.y.strides[0])
-            && problem.residual.is_none_or(|residual| vectors(residual.strides[0]))
-            && takes_epilogue
-            && (problem.is_gated_by_halves() || config.pays(problem.rows(), problem.residual.is_some()))
+        let rows = problem.rows();
+        if rows <= *batch_wgmma::ROWS.end() || rows >= 1 << 30 {
+            return false;
+        }
+        if device.batch_invariant {
+            return batch_wgmma::for_all_rows(problem, device);
+        }
+        let pays = || TileConfig::of(problem, device).pays(rows, problem.residual.is_some());
+        problem.y.dtype == problem.x.dtype
+            && takes(problem, device)
+            && (problem.is_gated_by_halves() || pays())
     }
 
     fn plan(&self, problem: &Problem<'_>, device: &DeviceSpec) -> Result<ProductPlan> {
         let config = TileConfig::of(problem, device);
-        let fused = problem.fused;
-        let plan = ProductPlan::of_one(config.spec(problem)?, move |args, function| {
+        let (fused, outputs, sm_count) = (problem.fused, problem.outputs(), device.sm_count);
+        Ok(ProductPlan::of_one(config.spec(problem)?, move |args, function| {
             let (x, weight) = (args.x, args.weight);
             // Half a tile of weights: one half per block of the cluster, or gate and up.
             let at_once = config.outputs / 2;
@@ -193,9 +212,9 @@ impl Family for TileWgmma {
                 .structure(&fused.epilogue_params(args.frame, args.y, true)?)
                 .words(x_map.words())
                 .words(weight_map.words());
-            Ok(LaunchOp::kernel(function, [config.blocks, 1, 1], THREADS, parameters))
-        });
-        Ok(plan.batch_dependent())
+            let blocks = config.blocks(x.size(0), outputs, sm_count);
+            Ok(LaunchOp::kernel(function, [blocks, 1, 1], THREADS, parameters))
+        }))
     }
 }
 
@@ -216,10 +235,8 @@ mod tests {
         #[case] inputs: usize,
     ) {
         let config = TileConfig::new(rows, outputs, inputs, false, None, 132);
-        assert!(
-            config.blocks > 0 && config.blocks <= 132 && config.blocks.is_multiple_of(CLUSTER),
-            "{config:?}"
-        );
+        let blocks = config.blocks(rows, outputs, 132);
+        assert!(blocks > 0 && blocks <= 132 && blocks.is_multiple_of(CLUSTER), "{blocks} of {config:?}");
     }
 
     #[rstest]
