@@ -19,7 +19,7 @@ use dsrun_core::{
     },
     region::well_known::{self, AttentionInput, Heads},
 };
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 /// The rows of a batch: above the tile of any device.
 const ROWS: usize = 163;
@@ -40,23 +40,26 @@ fn devices(subject: &Subject) -> Result<[Arc<dyn Device>; 2], Stop> {
     Ok([subject.device().clone(), open(subject, &options)?])
 }
 
-/// Remembers whether anything was claimed.
-struct Claims(bool);
+/// The calls that were claimed to be invariant.
+#[derive(Default)]
+struct Claims(HashSet<String>);
 
 impl Claims {
-    /// Whether the device claims that these calls are invariant.
-    fn are(&mut self, bench: &Bench, op: &Op, calls: &[&[Given]]) -> Result<bool, Stop> {
+    /// Whether the device claims that these calls are invariant, and no device did before.
+    fn are_new(&mut self, name: String, bench: &Bench, op: &Op, calls: &[&[Given]]) -> Result<bool, Stop> {
         let mut all = true;
         for operands in calls {
             let support = bench.support(op, operands)?;
             all &= support.native && support.batch_invariant;
         }
-        self.0 |= all;
-        Ok(all)
+        Ok(all && self.0.insert(name))
     }
 
     fn settle(&self) -> Outcome {
-        if self.0 { Ok(()) } else { Err(Stop::Unsupported("the device claims no batch invariance".into())) }
+        if self.0.is_empty() {
+            return Err(Stop::Unsupported("the device claims no batch invariance".into()));
+        }
+        Ok(())
     }
 }
 
@@ -239,7 +242,7 @@ fn wide_calls(bench: &mut Bench, dtype: DType) -> Result<Vec<Call>, Stop> {
 
 /// Ops whose rows stand for themselves.
 pub(super) fn of_rows(subject: &Subject) -> Outcome {
-    let mut claims = Claims(false);
+    let mut claims = Claims::default();
     for device in devices(subject)? {
         rows_of(&device, &mut claims)?;
     }
@@ -251,7 +254,7 @@ fn rows_of(device: &Arc<dyn Device>, claims: &mut Claims) -> Outcome {
     for dtype in floats(&**device) {
         for call in calls(&mut bench, dtype)? {
             let (batch, alone) = (call.operands(&mut bench, 0, ROWS)?, call.operands(&mut bench, 0, 1)?);
-            if !claims.are(&bench, &call.op, &[&batch, &alone])? {
+            if !claims.are_new(format!("{}/{dtype}", call.name), &bench, &call.op, &[&batch, &alone])? {
                 continue;
             }
             let whole = bench.run(call.op.clone(), &batch)?;
@@ -277,7 +280,7 @@ fn rows_of(device: &Arc<dyn Device>, claims: &mut Claims) -> Outcome {
 /// Attention with long and short sequences side by side: splitting long ones must not depend on who else is there. Below two
 /// thousand keys a device might not split at all, and this would show nothing.
 pub(super) fn of_attention(subject: &Subject) -> Outcome {
-    let mut claims = Claims(false);
+    let mut claims = Claims::default();
     for device in devices(subject)? {
         // Heads of both sizes, because a device may have other kernels for each.
         for heads in [[4, 2, 32], [2, 1, 64]] {
@@ -326,7 +329,8 @@ fn attention_of(device: &Arc<dyn Device>, heads: [usize; 3], claims: &mut Claims
             let alone = cache.operands(&mut bench, one)?;
             let (start, count) = (first, turn.count);
             first += count;
-            if !claims.are(&bench, &op, &[&batch, &alone])? {
+            let name = format!("{heads:?}/{dtype}/{index}");
+            if !claims.are_new(name, &bench, &op, &[&batch, &alone])? {
                 continue;
             }
             let part = bench.run(op.clone(), &alone)?;

@@ -20,9 +20,18 @@ use std::{
 
 const STREAMS: usize = 4;
 const HANDLES: usize = 2;
-/// Rounds for each element type, unless they take longer than [`BUDGET`] to enqueue: on a device that runs calls at once.
+/// The most rounds for each element type; fewer on a device that would take longer than [`BUDGET`].
 const ROUNDS: usize = 96;
+/// The fewest, however long they take: users must meet.
+const FEWEST_ROUNDS: usize = 2;
+/// The time for the rounds of an element type.
 const BUDGET: Duration = Duration::from_millis(400);
+
+/// The rounds behind the first, which took this long.
+fn rounds_after(first: Duration) -> usize {
+    let within = BUDGET.as_secs_f64() / first.as_secs_f64().max(1e-6);
+    (within as usize).clamp(FEWEST_ROUNDS, ROUNDS)
+}
 
 /// A stream with the jobs bound on it, each to results of its own.
 struct User {
@@ -62,15 +71,16 @@ pub(super) fn streams(subject: &Subject) -> Outcome {
         for index in 0..STREAMS {
             users.push(User::new(subject.device(), &jobs, index)?);
         }
-        let start = Instant::now();
-        for round in 0..ROUNDS {
-            if round > 0 && start.elapsed() > BUDGET {
-                break;
-            }
-            for job in 0..jobs.len() {
+        let enqueue = |users: &mut [User], rounds: usize| -> Outcome {
+            for job in (0..rounds).flat_map(|_| 0..jobs.len()) {
                 users.iter_mut().try_for_each(|user| user.bench.enqueue(&user.bound[job]))?;
             }
-        }
+            Ok(())
+        };
+        let start = Instant::now();
+        enqueue(&mut users, 1)?;
+        users.iter_mut().try_for_each(|user| user.bench.wait())?;
+        enqueue(&mut users, rounds_after(start.elapsed()))?;
         for (index, user) in users.iter_mut().enumerate() {
             user.bench.wait()?;
             user.check(&jobs, index, "beside three other streams")?;
@@ -111,20 +121,21 @@ pub(super) fn handles(subject: &Subject) -> Outcome {
         // Both arrive, whatever went wrong.
         start.wait();
         for (jobs, eager, captured, graph) in &mut prepared? {
+            let mut run = |rounds: usize| -> Outcome {
+                for _ in 0..rounds {
+                    for bound in &eager.bound {
+                        eager.bench.enqueue(bound)?;
+                    }
+                    if let Some(graph) = graph {
+                        graph.launch(&mut *captured.bench.stream)?;
+                    }
+                }
+                captured.bench.wait()?;
+                eager.bench.wait()
+            };
             let begun = Instant::now();
-            for round in 0..ROUNDS {
-                if round > 0 && begun.elapsed() > BUDGET {
-                    break;
-                }
-                for bound in &eager.bound {
-                    eager.bench.enqueue(bound)?;
-                }
-                if let Some(graph) = graph {
-                    graph.launch(&mut *captured.bench.stream)?;
-                }
-            }
-            captured.bench.wait()?;
-            eager.bench.wait()?;
+            run(1)?;
+            run(rounds_after(begun.elapsed()))?;
             eager.check(jobs, index, "beside another handle of the device")?;
         }
         Ok(())

@@ -267,6 +267,16 @@ pub(crate) struct Soak {
     /// Answers may differ where the two best tokens of the solo answer are closer than this, in log probabilities.
     #[arg(long, default_value_t = 0.05, value_name = "NUMBER")]
     pub(crate) tolerance: f64,
+    /// Compare the log-probabilities of tokens, too, without any tolerance, and sample every other answer. The server needs
+    /// --batch-invariant for this.
+    #[arg(long, conflicts_with = "tolerance")]
+    pub(crate) bits: bool,
+    /// Ask with token ids instead of words, for models without a tokenizer.
+    #[arg(long)]
+    pub(crate) token_ids: bool,
+    /// Token ids of questions are below this.
+    #[arg(long, default_value_t = 1000, requires = "token_ids", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) vocabulary: u32,
     /// Seed of questions and clients.
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     pub(crate) seed: u64,

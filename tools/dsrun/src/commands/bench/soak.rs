@@ -92,9 +92,54 @@ struct Question {
 /// A token of an answer.
 #[derive(Clone, Debug, PartialEq)]
 struct Token {
-    bytes: Vec<u8>,
+    /// The bytes of its text, or its id.
+    name: Vec<u64>,
+    log_probability: f64,
     /// The difference between the log-probabilities of the best and the second-best token.
     margin: f64,
+}
+
+impl Token {
+    /// The tokens of an event of `/v1/chat/completions`.
+    fn of_chat(choice: &Value) -> Result<Vec<Self>> {
+        let content = choice["logprobs"]["content"].as_array().into_iter().flatten();
+        let one = |token: &Value| {
+            let bytes = token["bytes"].as_array().into_iter().flatten();
+            let tops = token["top_logprobs"].as_array().into_iter().flatten();
+            let tops = tops.filter_map(|top| top["logprob"].as_f64());
+            Self::new(bytes.filter_map(Value::as_u64).collect(), &token["logprob"], tops)
+        };
+        content.map(one).collect()
+    }
+
+    /// The tokens of an event of `/v1/completions`.
+    fn of_completion(choice: &Value) -> Result<Vec<Self>> {
+        let logs = &choice["logprobs"];
+        let ids = choice["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+        let one = |(index, id)| {
+            let tops = logs["top_logprobs"][index].as_object().into_iter().flatten();
+            let tops = tops.filter_map(|(_, log)| log.as_f64());
+            Self::new(vec![id], &logs["token_logprobs"][index], tops)
+        };
+        ids.enumerate().map(one).collect()
+    }
+
+    fn new(name: Vec<u64>, log_probability: &Value, tops: impl Iterator<Item = f64>) -> Result<Self> {
+        let mut tops: Vec<f64> = tops.collect();
+        tops.sort_by(|a, b| b.total_cmp(a));
+        let log_probability = log_probability.as_f64().context("a token has no log-probability")?;
+        let &[best, next, ..] = &tops[..] else { bail!("the answer has no top log-probabilities") };
+        Ok(Self { name, log_probability, margin: best - next })
+    }
+}
+
+/// What counts as the same answer.
+#[derive(Clone, Copy, Debug)]
+enum Equality {
+    /// The same tokens with the same log-probabilities.
+    Bits,
+    /// The same tokens up to one whose margin is within this tolerance.
+    Tokens(f64),
 }
 
 async fn soak(command: &Soak, terminal: &Terminal) -> Result<Report> {
@@ -104,8 +149,8 @@ async fn soak(command: &Soak, terminal: &Terminal) -> Result<Report> {
     terminal.note(&format!("asking {} questions, one by one", command.questions));
     let mut random = StdRng::seed_from_u64(command.seed);
     let mut questions = Vec::new();
-    for _ in 0..command.questions {
-        let body = question(model, command, &mut random);
+    for number in 0..command.questions {
+        let body = question(model, command, number, &mut random);
         let answer = timeout(ANSWER_TIMEOUT, ask(&client, &body, usize::MAX))
             .await
             .context("no answer within the time limit")??;
@@ -124,8 +169,9 @@ async fn soak(command: &Soak, terminal: &Terminal) -> Result<Report> {
     for number in 0..command.clients {
         let (client, questions) = (client.clone(), questions.clone());
         let random = StdRng::seed_from_u64(command.seed ^ (number as u64 + 1) << 32);
-        let (leave, tolerance) = (command.leave, command.tolerance);
-        tasks.spawn(async move { converse(&client, &questions, random, leave, tolerance, end).await });
+        let leave = command.leave;
+        let equality = if command.bits { Equality::Bits } else { Equality::Tokens(command.tolerance) };
+        tasks.spawn(async move { converse(&client, &questions, random, leave, equality, end).await });
     }
     let mut report = Report { clients: command.clients, ..Report::default() };
     while let Some(part) = tasks.join_next().await {
@@ -149,19 +195,28 @@ async fn soak(command: &Soak, terminal: &Terminal) -> Result<Report> {
     Ok(report)
 }
 
-fn question(model: &str, command: &Soak, random: &mut StdRng) -> Value {
-    let words = command.prompt.draw(random);
-    json!({
+fn question(model: &str, command: &Soak, number: usize, random: &mut StdRng) -> Value {
+    let length = command.prompt.draw(random);
+    let mut body = json!({
         "model": model,
-        "messages": [{"role": "user", "content": super::prompts::words(random, words)}],
         "max_tokens": command.generate.draw(random),
-        "temperature": 0,
+        "temperature": if command.bits { number % 2 } else { 0 },
+        "seed": number,
         "ignore_eos": true,
         "stream": true,
         "stream_options": {"include_usage": true},
-        "logprobs": true,
-        "top_logprobs": TOP,
-    })
+    });
+    if command.token_ids {
+        let ids = (0..length).map(|_| random.random_range(0..command.vocabulary));
+        body["prompt"] = ids.collect::<Vec<u32>>().into();
+        body["logprobs"] = TOP.into();
+        body["return_token_ids"] = true.into();
+    } else {
+        body["messages"] = json!([{"role": "user", "content": super::prompts::words(random, length)}]);
+        body["logprobs"] = true.into();
+        body["top_logprobs"] = TOP.into();
+    }
+    body
 }
 
 /// Runs one client, which asks questions until the end and disconnects early at random.
@@ -170,7 +225,7 @@ async fn converse(
     questions: &[Question],
     mut random: StdRng,
     leave: f64,
-    tolerance: f64,
+    equality: Equality,
     end: Instant,
 ) -> Report {
     let mut report = Report::default();
@@ -185,7 +240,7 @@ async fn converse(
             }
             Ok(Ok(tokens)) => {
                 report.tokens += tokens.len();
-                report.compare(&question.answer, &tokens, tolerance);
+                report.compare(&question.answer, &tokens, equality);
             }
             Ok(Err(error)) => {
                 report.fail(format!("{error:#}"));
@@ -199,7 +254,9 @@ async fn converse(
 
 /// Asks a question and returns the tokens of the answer. The client disconnects after `max_tokens` tokens.
 async fn ask(client: &Client, body: &Value, max_tokens: usize) -> Result<Vec<Token>> {
-    let mut events = client.stream("/v1/chat/completions", body).await?;
+    let of_chat = body.get("messages").is_some();
+    let path = if of_chat { "/v1/chat/completions" } else { "/v1/completions" };
+    let mut events = client.stream(path, body).await?;
     let mut tokens = Vec::new();
     let mut counted = None;
     while tokens.len() < max_tokens {
@@ -210,35 +267,35 @@ async fn ask(client: &Client, body: &Value, max_tokens: usize) -> Result<Vec<Tok
             break;
         };
         counted = event.pointer("/usage/completion_tokens").cloned().or(counted);
-        for token in event["choices"][0]["logprobs"]["content"].as_array().into_iter().flatten() {
-            let bytes = token["bytes"].as_array().into_iter().flatten();
-            let top = |index: usize| token["top_logprobs"][index]["logprob"].as_f64();
-            tokens.push(Token {
-                bytes: bytes.filter_map(|byte| u8::try_from(byte.as_u64()?).ok()).collect(),
-                margin: top(0)
-                    .zip(top(1))
-                    .map(|(best, next)| best - next)
-                    .context("the answer has no top log-probabilities")?,
-            });
-        }
+        let choice = &event["choices"][0];
+        tokens.extend(if of_chat { Token::of_chat(choice)? } else { Token::of_completion(choice)? });
     }
     Ok(tokens)
 }
 
 impl Report {
-    fn compare(&mut self, solo: &[Token], answer: &[Token], tolerance: f64) {
+    fn compare(&mut self, solo: &[Token], answer: &[Token], equality: Equality) {
         self.answers += 1;
-        let differs = solo.iter().zip(answer).position(|(solo, token)| solo.bytes != token.bytes);
+        let differ = |(solo, token): (&Token, &Token)| {
+            let bits = matches!(equality, Equality::Bits);
+            solo.name != token.name || (bits && solo.log_probability != token.log_probability)
+        };
+        let differs = solo.iter().zip(answer).position(differ);
+        let is_close =
+            |index: usize| matches!(equality, Equality::Tokens(most) if solo[index].margin <= most);
         match differs {
             None if solo.len() == answer.len() => self.equal += 1,
             // After a close call the texts diverge, but their lengths are equal.
-            Some(index) if solo[index].margin <= tolerance && solo.len() == answer.len() => {
-                self.close_calls += 1
-            }
+            Some(index) if is_close(index) && solo.len() == answer.len() => self.close_calls += 1,
             _ => {
                 self.wrong += 1;
-                let place = differs
-                    .map_or("none".to_owned(), |index| format!("{index}, margin {}", solo[index].margin));
+                let place = differs.map_or("none".to_owned(), |index| {
+                    let (alone, here) = (solo[index].log_probability, answer[index].log_probability);
+                    format!(
+                        "{index}, log-probability {here} instead of {alone}, margin {}",
+                        solo[index].margin
+                    )
+                });
                 self.example(format!(
                     "{} tokens instead of {}, first difference: {place}",
                     answer.len(),
@@ -340,19 +397,48 @@ mod tests {
     use super::*;
 
     fn tokens(text: &str, margin: f64) -> Vec<Token> {
-        text.bytes().map(|byte| Token { bytes: vec![byte], margin }).collect()
+        let token = |byte| Token { name: vec![u64::from(byte)], log_probability: -margin, margin };
+        text.bytes().map(token).collect()
     }
 
     #[test]
     fn a_difference_is_a_close_call_only_where_the_margin_is_small() {
         let mut report = Report::default();
-        report.compare(&tokens("abc", 1.0), &tokens("abc", 1.0), 0.1);
-        report.compare(&tokens("abc", 0.05), &tokens("abx", 1.0), 0.1);
-        report.compare(&tokens("abc", 1.0), &tokens("abx", 1.0), 0.1);
-        report.compare(&tokens("abc", 1.0), &tokens("ab", 1.0), 0.1);
-        report.compare(&tokens("abc", 0.05), &tokens("abcc", 1.0), 0.1);
-        report.compare(&tokens("abc", 0.05), &tokens("ax", 1.0), 0.1);
+        let mut compare = |solo: &[Token], answer: &[Token]| {
+            report.compare(solo, answer, Equality::Tokens(0.1));
+        };
+        compare(&tokens("abc", 1.0), &tokens("abc", 0.9));
+        compare(&tokens("abc", 0.05), &tokens("abx", 1.0));
+        compare(&tokens("abc", 1.0), &tokens("abx", 1.0));
+        compare(&tokens("abc", 1.0), &tokens("ab", 1.0));
+        compare(&tokens("abc", 0.05), &tokens("abcc", 1.0));
+        compare(&tokens("abc", 0.05), &tokens("ax", 1.0));
         assert_eq!((report.equal, report.close_calls, report.wrong), (1, 1, 4));
         assert_eq!(report.examples.len(), 4);
+    }
+
+    #[test]
+    fn bits_have_no_close_calls() {
+        let mut report = Report::default();
+        report.compare(&tokens("abc", 0.01), &tokens("abc", 0.01), Equality::Bits);
+        report.compare(&tokens("abc", 0.01), &tokens("abc", 0.02), Equality::Bits);
+        report.compare(&tokens("abc", 0.01), &tokens("abx", 0.01), Equality::Bits);
+        assert_eq!((report.equal, report.close_calls, report.wrong), (1, 0, 2));
+    }
+
+    #[test]
+    fn events_of_both_endpoints_have_tokens() {
+        let chat = json!({"logprobs": {"content": [
+            {"bytes": [97, 98], "logprob": -0.5, "top_logprobs": [{"logprob": -0.5}, {"logprob": -1.5}]},
+        ]}});
+        let expected = Token { name: vec![97, 98], log_probability: -0.5, margin: 1.0 };
+        assert_eq!(Token::of_chat(&chat).unwrap(), [expected]);
+        let completion = json!({"token_ids": [7], "logprobs": {
+            "token_logprobs": [-3.0], "top_logprobs": [{"x": -1.5, "y": -0.5, "z": -3.0}],
+        }});
+        let expected = Token { name: vec![7], log_probability: -3.0, margin: 1.0 };
+        assert_eq!(Token::of_completion(&completion).unwrap(), [expected]);
+        assert!(Token::of_completion(&json!({"token_ids": [7]})).is_err());
+        assert!(Token::of_chat(&json!({"delta": {"role": "assistant"}})).unwrap().is_empty());
     }
 }
