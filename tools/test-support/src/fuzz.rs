@@ -37,6 +37,8 @@ use std::{
 
 /// The variable with the seconds that each target runs, instead of its number of inputs.
 pub const SECONDS: &str = "DSRUN_FUZZ_SECONDS";
+/// The variable with the seed of a run with a time limit; another one every time if it is not set.
+pub const SEED: &str = "DSRUN_FUZZ_SEED";
 /// The variable with the folder that keeps inputs from run to run.
 pub const FOLDER: &str = "DSRUN_FUZZ_FOLDER";
 /// The variable with the file of a single input to run.
@@ -190,14 +192,10 @@ impl<'a, 'b, T: Fn(&[u8]) -> String> Run<'a, 'b, T> {
         for input in &kept {
             self.run(input);
         }
-        let limit = env::var(SECONDS).ok().map(|seconds| {
-            let seconds =
-                seconds.parse().unwrap_or_else(|_| panic!("{SECONDS} is {seconds:?}, but must be a number"));
-            Instant::now() + Duration::from_secs(seconds)
-        });
+        let limit = number(SECONDS).map(|seconds| Instant::now() + Duration::from_secs(seconds));
         // A run with a time limit goes on from the inputs of earlier ones, so it should not repeat their edits.
-        let mut random =
-            Random::new(if limit.is_some() { u64::from(process::id()) << 32 | kept.len() as u64 } else { 0 });
+        let new = || u64::from(process::id()) << 32 | kept.len() as u64;
+        let mut random = Random::new(limit.map_or(0, |_| number(SEED).unwrap_or_else(new)));
         let mut runs = kept.len() as u64;
         while limit.map_or(runs < self.fuzzer.inputs as u64, |limit| Instant::now() < limit) {
             // The newest inputs are the most promising ones.
@@ -271,6 +269,12 @@ impl<T> Drop for Run<'_, '_, T> {
             let _ = fs::remove_file(folder.join(CURRENT));
         }
     }
+}
+
+/// The number in a variable, if it is set.
+fn number(variable: &str) -> Option<u64> {
+    let text = env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, but must be a number")))
 }
 
 /// The name of the file with the input that runs now.

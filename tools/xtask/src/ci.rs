@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::{Workspace, cargo};
 use crate::{
-    backend_names, commits, dependency_rule, documentation, guide, install, licences, rooms, template,
+    backend_names, commits, dependency_rule, documentation, fuzz, guide, install, licences, rooms, template,
 };
 
 /// A step of the CI.
@@ -57,6 +57,7 @@ const STEPS: &[Step] = &[
     cargo_step("header", &["test", "--workspace", "--test", "header"]),
     // All failures of one run are worth more than an early end.
     cargo_step("test", &["test", "--workspace", "--no-fail-fast"]),
+    check_step("fuzz", "the readers, by inputs that are guided by coverage", fuzz::check),
     check_step("install", "an installed program finds and loads the installed plugins", install::check),
     check_step("guide", "the commands of the chapter on writing a backend work as printed", guide::check),
     check_step("template", "a copy of the template for backends in Rust compiles", template::check),

@@ -10,6 +10,7 @@ mod ci;
 mod commits;
 mod dependency_rule;
 mod documentation;
+mod fuzz;
 mod guide;
 mod header;
 mod install;
@@ -24,6 +25,9 @@ use std::process::ExitCode;
 use arguments::Task;
 
 fn main() -> ExitCode {
+    if let Some(code) = fuzz::compile() {
+        return code;
+    }
     let result = match arguments::parse(std::env::args().skip(1)) {
         Ok(Task::Help) => {
             print!("{}", arguments::USAGE);

@@ -3,7 +3,7 @@
 use super::{
     lengths::Lengths,
     setup::{DevicesArguments, Dtype, EngineArguments, ModelArguments, SetupArguments, SpeculationArguments},
-    values::{MemorySize, at_least_two, positive, share},
+    values::{MemorySize, at_least_two, positive, share, whole},
 };
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
@@ -213,10 +213,10 @@ pub(crate) struct BenchServe {
     #[arg(long, default_value_t = 4.0, value_name = "NUMBER")]
     pub(crate) sla_gen: f64,
     /// Seconds after which a request is counted as failed.
-    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = whole)]
     pub(crate) timeout: u64,
     /// Seed of lengths, prompts and arrivals.
-    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    #[arg(long, default_value_t = 0, value_name = "NUMBER", value_parser = whole)]
     pub(crate) seed: u64,
     /// Draw latency over throughput, as SVG.
     #[arg(long, value_name = "PATH")]
@@ -278,7 +278,7 @@ pub(crate) struct Soak {
     #[arg(long, default_value_t = 1000, requires = "token_ids", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) vocabulary: u32,
     /// Seed of questions and clients.
-    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    #[arg(long, default_value_t = 0, value_name = "NUMBER", value_parser = whole)]
     pub(crate) seed: u64,
     /// Print one JSON object.
     #[arg(long)]

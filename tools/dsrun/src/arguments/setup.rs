@@ -1,6 +1,6 @@
 //! Arguments that several commands share: which model, on which device, and how it runs.
 
-use super::values::{MemorySize, kept_tokens, positive};
+use super::values::{MemorySize, kept_tokens, positive, whole};
 use clap::{Args, ValueEnum};
 use dsrun_engine::{
     CachePrecision, ExpertsIn, KvIn, Launcher, Precision, Speculation, WeightsIn,
@@ -401,7 +401,7 @@ pub(crate) struct SamplingArguments {
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
     /// Seed of the random numbers: equal seeds give equal answers.
-    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    #[arg(long, default_value_t = 0, value_name = "NUMBER", value_parser = whole)]
     pub(crate) seed: u64,
     /// Maximum number of tokens of an answer.
     #[arg(long, short = 'n', alias = "n-predict", value_name = "COUNT", value_parser = positive)]

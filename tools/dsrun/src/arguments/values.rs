@@ -11,6 +11,11 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Parses a whole number.
+pub(super) fn whole(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "must be a whole number, 0 or more".into())
+}
+
 /// Parses how many of the most likely tokens to keep. 0 keeps all, and so does -1, as in vLLM.
 pub(super) fn kept_tokens(text: &str) -> Result<u32, String> {
     if text == "-1" { Ok(0) } else { text.parse().map_err(|_| "must be -1, 0 or more".into()) }
