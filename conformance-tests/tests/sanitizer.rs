@@ -19,14 +19,7 @@ use dsrun_cuda::{DeviceSpec, kernel_specs};
 use rstest::rstest;
 use std::collections::{BTreeMap, BTreeSet};
 
-const H200: DeviceSpec = DeviceSpec {
-    capability: 90,
-    sm_count: 132,
-    blas: true,
-    custom_gemm: true,
-    shared: false,
-    batch_invariant: false,
-};
+const H200: DeviceSpec = DeviceSpec::usual(90, 132);
 
 const LIST: &str = include_str!("../../tools/sanitize/cases.txt");
 

@@ -30,11 +30,15 @@ pub struct DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// A GPU of this compute capability, with the libraries found on this machine.
+    /// A GPU of this compute capability that no other rank uses, with cuBLASLt, for the fastest kernels.
+    pub const fn usual(capability: u32, sm_count: usize) -> Self {
+        Self { capability, sm_count, blas: true, custom_gemm: true, shared: false, batch_invariant: false }
+    }
+
+    /// The same, with the libraries found on this machine.
     pub(crate) fn new(capability: u32, sm_count: usize) -> Self {
         let custom_gemm = std::env::var_os(NO_CUSTOM_GEMM).is_none();
-        let blas = Library::CublasLt.is_present();
-        Self { capability, sm_count, blas, custom_gemm, shared: false, batch_invariant: false }
+        Self { blas: Library::CublasLt.is_present(), custom_gemm, ..Self::usual(capability, sm_count) }
     }
 }
 

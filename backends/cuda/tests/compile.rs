@@ -479,14 +479,8 @@ fn needed(capability: u32) -> HashSet<KernelSpec> {
     if capability >= 90 {
         calls.extend(decoder_calls());
     }
-    let device = |blas, batch_invariant| DeviceSpec {
-        capability,
-        sm_count: 132,
-        blas,
-        custom_gemm: true,
-        shared: false,
-        batch_invariant,
-    };
+    let device =
+        |blas, batch_invariant| DeviceSpec { blas, batch_invariant, ..DeviceSpec::usual(capability, 132) };
     let devices = [device(true, false), device(false, false), device(true, true)];
     let of_calls =
         calls.iter().flat_map(|call| devices.map(|device| kernel_specs(call, &device).unwrap())).flatten();

@@ -19,14 +19,7 @@ const ROWS: [usize; 40] = [
 
 /// Devices by what differs between them: generation, multiprocessors, and whose kernels multiply dense weights.
 fn devices() -> Vec<(&'static str, DeviceSpec)> {
-    let device = |capability, sm_count| DeviceSpec {
-        capability,
-        sm_count,
-        blas: true,
-        custom_gemm: true,
-        shared: false,
-        batch_invariant: false,
-    };
+    let device = DeviceSpec::usual;
     vec![
         ("sm_75", device(75, 40)),
         ("sm_80", device(80, 108)),

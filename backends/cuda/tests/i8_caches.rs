@@ -45,17 +45,7 @@ fn operands(op: &Op, dtype: DType, row: usize) -> Vec<Option<TensorDesc>> {
 #[case::gather(PageGather {})]
 #[case::attention(PAGED)]
 fn calls_are_refused(#[case] op: impl Into<Op>) {
-    let (op, device) = (
-        op.into(),
-        DeviceSpec {
-            capability: 90,
-            sm_count: 132,
-            blas: true,
-            custom_gemm: true,
-            shared: false,
-            batch_invariant: false,
-        },
-    );
+    let (op, device) = (op.into(), DeviceSpec::usual(90, 132));
     let call = |dtype, row| {
         let operands: Vec<_> =
             operands(&op, dtype, row).into_iter().map(|tensor| tensor.map(OperandDesc::Tensor)).collect();

@@ -213,7 +213,7 @@ fn wide_calls(bench: &mut Bench, dtype: DType) -> Result<Vec<Call>, Stop> {
     let frequencies = bench.give(&Tensor::floats(DType::F32, &[size / 2], &vec![0.37; size / 2]))?;
     let mut cache = || bench.empty(dtype, &[ROWS.div_ceil(16), kv_heads as usize, 16, size]);
     let caches = [cache()?, cache()?].map(|cache| Operand::Shared(cache.into()));
-    let mut operands = vec![x(), Operand::Shared(gain.clone().into()), Operand::Shared(projection)];
+    let mut operands = vec![x(), Operand::Shared(gain.clone()), Operand::Shared(projection)];
     operands.extend([positions(), Operand::Shared(frequencies)]);
     operands.extend(caches);
     operands.push(positions());
@@ -224,11 +224,7 @@ fn wide_calls(bench: &mut Bench, dtype: DType) -> Result<Vec<Call>, Stop> {
             Linear { dtype: DType::F32 }.into(),
             vec![x(), weight.clone(), absent()],
         ),
-        (
-            "mlp_input".into(),
-            Op::Region(mlp.into()),
-            vec![x(), Operand::Shared(Given::from(gain)), weight.clone()],
-        ),
+        ("mlp_input".into(), Op::Region(mlp.into()), vec![x(), Operand::Shared(gain), weight.clone()]),
         ("attention_input".into(), Op::Region(queries.into()), operands),
         ("linear_add".into(), Op::Region(sum.into()), vec![x(), weight, Operand::Rows(residual)]),
         (

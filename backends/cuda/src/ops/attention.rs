@@ -429,14 +429,7 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    const DEVICE: DeviceSpec = DeviceSpec {
-        capability: 90,
-        sm_count: 132,
-        blas: true,
-        custom_gemm: true,
-        shared: false,
-        batch_invariant: false,
-    };
+    const DEVICE: DeviceSpec = DeviceSpec::usual(90, 132);
 
     /// A call of a model with heads of 64 elements.
     pub(super) fn kinds() -> Kinds {

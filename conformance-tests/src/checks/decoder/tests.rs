@@ -13,14 +13,7 @@ use dsrun_cuda::{DeviceSpec, kernel_specs};
 use dsrun_test_support::AnsweringDevice;
 use rstest::rstest;
 
-const H200: DeviceSpec = DeviceSpec {
-    capability: 90,
-    sm_count: 132,
-    blas: true,
-    custom_gemm: true,
-    shared: false,
-    batch_invariant: false,
-};
+const H200: DeviceSpec = DeviceSpec::usual(90, 132);
 
 #[rstest]
 #[case::plain(&SHAPES)]

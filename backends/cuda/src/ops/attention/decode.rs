@@ -345,14 +345,7 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    const MACHINE: DeviceSpec = DeviceSpec {
-        capability: 90,
-        sm_count: 132,
-        blas: true,
-        custom_gemm: true,
-        shared: false,
-        batch_invariant: false,
-    };
+    const MACHINE: DeviceSpec = DeviceSpec::usual(90, 132);
 
     /// Tiles of a model with 8 KV heads of 128 elements, each of 4 query heads.
     fn sizes(entries: usize) -> Sizes {

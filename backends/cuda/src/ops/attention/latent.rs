@@ -268,14 +268,7 @@ mod tests {
         #[values((80, 108), (86, 84), (90, 132), (120, 170))] (capability, sm_count): (u32, usize),
         #[values(Find::Rows, Find::Singles, Find::Tiles(2))] find: Find,
     ) {
-        let device = DeviceSpec {
-            capability,
-            sm_count,
-            blas: true,
-            custom_gemm: true,
-            shared: false,
-            batch_invariant: false,
-        };
+        let device = DeviceSpec::usual(capability, sm_count);
         let kinds = kinds(heads, 600, 8);
         let config = TileConfig::new(&kinds, find, &device).unwrap();
         assert!(config.blocks * (config.shared + RESERVED) <= device.shared_memory(), "{config:?}");
@@ -291,14 +284,7 @@ mod tests {
     #[case::one_sequence(600, 1, 1)]
     #[case::several(600, 8, 2)]
     fn tiles_cover_all_queries(#[case] tokens: usize, #[case] sequences: usize, #[case] fewest: usize) {
-        let device = DeviceSpec {
-            capability: 90,
-            sm_count: 132,
-            blas: true,
-            custom_gemm: true,
-            shared: false,
-            batch_invariant: false,
-        };
+        let device = DeviceSpec::usual(90, 132);
         let config = TileConfig::new(&kinds(16, tokens, sequences), Find::Tiles(fewest), &device).unwrap();
         // One sequence has all queries but the fewest of each other one.
         let rest = tokens - (sequences - 1) * fewest;
@@ -325,14 +311,7 @@ mod tests {
             mask: dsrun_core::op::AttentionMask::Causal,
             value_size: 512,
         };
-        let device = DeviceSpec {
-            capability: 90,
-            sm_count: 132,
-            blas: true,
-            custom_gemm: true,
-            shared: false,
-            batch_invariant: false,
-        };
+        let device = DeviceSpec::usual(90, 132);
         let planned = plan(&op, &kinds(16, tokens, sequences), &device).unwrap().unwrap();
         let entries: Vec<&str> = planned.kernels.iter().map(|kernel| kernel.entry).collect();
         assert_eq!(entries, expected);

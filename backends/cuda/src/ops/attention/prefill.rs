@@ -261,14 +261,7 @@ mod tests {
     }
 
     fn device(capability: u32) -> DeviceSpec {
-        DeviceSpec {
-            capability,
-            sm_count: 132,
-            blas: true,
-            custom_gemm: true,
-            shared: false,
-            batch_invariant: false,
-        }
+        DeviceSpec::usual(capability, 132)
     }
 
     #[rstest]

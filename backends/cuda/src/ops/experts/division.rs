@@ -442,14 +442,7 @@ mod tests {
                 rest: None,
             };
             for (capability, sm_count) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
-                let device = DeviceSpec {
-                    capability,
-                    sm_count,
-                    blas: true,
-                    custom_gemm: true,
-                    shared: false,
-                    batch_invariant: false,
-                };
+                let device = DeviceSpec::usual(capability, sm_count);
                 for form in [Form::Plain, GATED, Form::Summed] {
                     let division = shape.division(form, &device);
                     // Beside lists of assignments.
@@ -481,14 +474,7 @@ mod tests {
         let (outputs, inputs, x) = (768, 2048, DType::BF16);
         let shape =
             Shape { rows: 8, slots: 8, count: 128, outputs, inputs, x, format, x_stride: inputs, rest: None };
-        let device = DeviceSpec {
-            capability,
-            sm_count: 132,
-            blas: true,
-            custom_gemm: true,
-            shared: false,
-            batch_invariant: false,
-        };
+        let device = DeviceSpec::usual(capability, 132);
         let (stages, blocks) = shape.ring(tiles, &device);
         let bytes = |stages: usize| WARPS * stages * shape.stage() + shape.sums(tiles) + RESERVED;
         assert!(blocks * bytes(stages) <= device.shared_memory() + blocks * RESERVED, "{blocks} of {stages}");
@@ -506,14 +492,7 @@ mod tests {
         let (outputs, inputs, x) = (2880, 2880, DType::BF16);
         let (rows, slots) = (count * 4, 4);
         let shape = Shape { rows, slots, count, outputs, inputs, x, format, x_stride: inputs, rest: None };
-        let device = DeviceSpec {
-            capability: 90,
-            sm_count: 132,
-            blas: true,
-            custom_gemm: true,
-            shared: false,
-            batch_invariant: false,
-        };
+        let device = DeviceSpec::usual(90, 132);
         let products = |form| match shape.division(form, &device).kind {
             Kind::Wgmma { products } => products,
             _ => 0,

@@ -78,14 +78,7 @@ mod tests {
     #[case::small_tiles(100, 2)]
     #[case::large_tiles(300, 3)]
     fn items_have_all_rows_of_every_head(#[case] rows: usize, #[case] expected: usize) {
-        let device = DeviceSpec {
-            capability: 90,
-            sm_count: 132,
-            blas: true,
-            custom_gemm: true,
-            shared: false,
-            batch_invariant: false,
-        };
+        let device = DeviceSpec::usual(90, 132);
         let (x, format) = (DType::BF16, WeightFormat::Dense(DType::BF16));
         let (heads, rest) = (16, Some(64));
         let (outputs, inputs, x_stride) = (512, 128, heads * 192);

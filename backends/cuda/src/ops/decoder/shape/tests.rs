@@ -4,14 +4,7 @@ use super::*;
 use dsrun_core::BlockFormat;
 use rstest::rstest;
 
-const DEVICE: DeviceSpec = DeviceSpec {
-    capability: 90,
-    sm_count: 132,
-    blas: true,
-    custom_gemm: true,
-    shared: false,
-    batch_invariant: false,
-};
+const DEVICE: DeviceSpec = DeviceSpec::usual(90, 132);
 
 /// Hidden, inner, KV heads, query heads of each, elements of a head, whether the MLP is gated.
 fn shape([hidden, inner, kv_heads, group, head]: [usize; 5], gated: bool) -> Shape {

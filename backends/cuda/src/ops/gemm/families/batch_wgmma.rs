@@ -217,14 +217,7 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    const DEVICE: DeviceSpec = DeviceSpec {
-        capability: 90,
-        sm_count: 132,
-        blas: true,
-        custom_gemm: true,
-        shared: false,
-        batch_invariant: false,
-    };
+    const DEVICE: DeviceSpec = DeviceSpec::usual(90, 132);
 
     #[rstest]
     #[case::query_key_value(32, 6144, 4096, false)]

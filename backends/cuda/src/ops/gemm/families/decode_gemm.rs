@@ -191,14 +191,7 @@ mod tests {
     #[case::odd_rows(11, 1600, 100)]
     #[case::long_rows(16, 20_480, 320)]
     fn slices_cover_the_inputs_and_fit(#[case] rows: usize, #[case] inputs: usize, #[case] tiles: usize) {
-        let device = DeviceSpec {
-            capability: 90,
-            sm_count: 132,
-            blas: true,
-            custom_gemm: true,
-            shared: false,
-            batch_invariant: false,
-        };
+        let device = DeviceSpec::usual(90, 132);
         let config = TileConfig::new(rows, inputs, tiles, &device).unwrap();
         assert!(
             config.slices * config.slice >= inputs && (config.slices - 1) * config.slice < inputs,

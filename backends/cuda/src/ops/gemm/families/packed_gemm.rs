@@ -363,14 +363,7 @@ mod tests {
         let packing = Packing { bits, group, offset: Offset::Minimum, scale: DType::F32 };
         for bytes in [false, true] {
             for (capability, sm_count) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
-                let device = DeviceSpec {
-                    capability,
-                    sm_count,
-                    blas: true,
-                    custom_gemm: true,
-                    shared: false,
-                    batch_invariant: false,
-                };
+                let device = DeviceSpec::usual(capability, sm_count);
                 let shape = Shape { rows, inputs, tiles, packing, bytes };
                 let Some(config) = shape.best(&device) else {
                     assert!(capability == 86 || capability == 120, "{shape:?}");
