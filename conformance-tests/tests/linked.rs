@@ -30,7 +30,7 @@ const SHOWN: usize = 12;
 
 /// Cases of an op and element type on a backend whose device may be a GPU's driver that computes on the CPU, and slowly. They are
 /// spread evenly over all cases; `dsrun-conformance run` runs all.
-const SLICE: usize = 6;
+const SLICE: usize = 8;
 
 /// How many simpler cases are tried when a drawn one fails.
 const TRIES: usize = 200;

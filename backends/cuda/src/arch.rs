@@ -25,7 +25,7 @@ pub struct DeviceSpec {
     pub custom_gemm: bool,
     /// Whether other ranks share the GPU, whose kernels may wait for kernels of this rank.
     pub shared: bool,
-    /// Whether a kernel is chosen only if all numbers of rows use it, so that a row's result does not depend on the other rows.
+    /// Whether only kernels are chosen that compute a row in the same order of operations whatever the number of rows.
     pub batch_invariant: bool,
 }
 

@@ -82,9 +82,7 @@ impl Call {
     fn has_rows(&self, result: usize) -> bool {
         self.op.updates(result).is_none()
     }
-}
 
-impl Call {
     /// The operands of rows `first .. first + count`.
     fn operands(&self, bench: &mut Bench, first: usize, count: usize) -> Result<Vec<Given>, Stop> {
         let mut given = Vec::new();
@@ -183,8 +181,8 @@ fn wide_calls(bench: &mut Bench, dtype: DType) -> Result<Vec<Call>, Stop> {
         }
     }
     let dense = WeightFormat::Dense(dtype);
-    let weight = || drawn_weight(&mut Random::named("batch/weight"), dense, LAYER, 0.03);
-    let weight = Operand::Shared(bench.pack(&weight())?);
+    let weight = drawn_weight(&mut random, dense, LAYER, 0.03);
+    let weight = Operand::Shared(bench.pack(&weight)?);
     let [count, slots] = EXPERTS;
     let of_experts = drawn_weight(&mut random, dense, [count * outputs, inputs], 0.03);
     let of_experts = Operand::Shared(bench.pack(&of_experts)?);
@@ -200,6 +198,31 @@ fn wide_calls(bench: &mut Bench, dtype: DType) -> Result<Vec<Call>, Stop> {
     };
     let mlp = well_known::mlp_input(norm, dtype, false, gated)?;
     let sum = well_known::linear_add(dtype, false, Add { alpha: 1.0 })?;
+    calls.extend([
+        ("wide_linear".into(), Linear { dtype }.into(), vec![x(), weight.clone(), absent()]),
+        (
+            "wide_linear_to_f32".into(),
+            Linear { dtype: DType::F32 }.into(),
+            vec![x(), weight.clone(), absent()],
+        ),
+        ("mlp_input".into(), Op::Region(mlp.into()), vec![x(), Operand::Shared(gain), weight.clone()]),
+        ("linear_add".into(), Op::Region(sum.into()), vec![x(), weight, Operand::Rows(residual)]),
+        (
+            "grouped_linear".into(),
+            GroupedLinear { dtype, count: count as u32, first_expert: 0 }.into(),
+            vec![x(), of_experts, Operand::Rows(chosen), absent(), absent(), absent()],
+        ),
+    ]);
+    let mut calls: Vec<_> =
+        calls.into_iter().map(|(name, op, operands)| Call { name, op, operands }).collect();
+    calls.push(heads_call(bench, &mut random, norm, plane)?);
+    Ok(calls)
+}
+
+/// Queries, keys and values of `x`, with rotated heads.
+fn heads_call(bench: &mut Bench, random: &mut Random, norm: RmsNorm, x: Tensor) -> Result<Call, Stop> {
+    let (dtype, inputs) = (x.dtype, x.shape[1]);
+    let gain = bench.give(&random.tensor(dtype, &[inputs], Values::Uniform))?;
     let positions: Vec<i32> = (0..ROWS as i32).collect();
     let positions = || Operand::Rows(Tensor::vector(&positions));
     let rope = |heads| Rope { heads, pairing: RopePairing::Halves, scale: 1.0 };
@@ -209,31 +232,15 @@ fn wide_calls(bench: &mut Bench, dtype: DType) -> Result<Vec<Call>, Stop> {
     let input = AttentionInput { norm: norm.into(), dtype, bias: false, heads: shaped };
     let queries = well_known::attention_input(input)?;
     let projection = [columns.iter().sum::<u32>() as usize, inputs];
-    let projection = bench.pack(&drawn_weight(&mut random, dense, projection, 0.03))?;
+    let projection = bench.pack(&drawn_weight(random, WeightFormat::Dense(dtype), projection, 0.03))?;
     let frequencies = bench.give(&Tensor::floats(DType::F32, &[size / 2], &vec![0.37; size / 2]))?;
     let mut cache = || bench.empty(dtype, &[ROWS.div_ceil(16), kv_heads as usize, 16, size]);
     let caches = [cache()?, cache()?].map(|cache| Operand::Shared(cache.into()));
-    let mut operands = vec![x(), Operand::Shared(gain.clone()), Operand::Shared(projection)];
+    let mut operands = vec![Operand::Rows(x), Operand::Shared(gain), Operand::Shared(projection)];
     operands.extend([positions(), Operand::Shared(frequencies)]);
     operands.extend(caches);
     operands.push(positions());
-    calls.extend([
-        ("wide_linear".into(), Linear { dtype }.into(), vec![x(), weight.clone(), absent()]),
-        (
-            "wide_linear_to_f32".into(),
-            Linear { dtype: DType::F32 }.into(),
-            vec![x(), weight.clone(), absent()],
-        ),
-        ("mlp_input".into(), Op::Region(mlp.into()), vec![x(), Operand::Shared(gain), weight.clone()]),
-        ("attention_input".into(), Op::Region(queries.into()), operands),
-        ("linear_add".into(), Op::Region(sum.into()), vec![x(), weight, Operand::Rows(residual)]),
-        (
-            "grouped_linear".into(),
-            GroupedLinear { dtype, count: count as u32, first_expert: 0 }.into(),
-            vec![x(), of_experts, Operand::Rows(chosen), absent(), absent(), absent()],
-        ),
-    ]);
-    Ok(calls.into_iter().map(|(name, op, operands)| Call { name, op, operands }).collect())
+    Ok(Call { name: "attention_input".into(), op: Op::Region(queries.into()), operands })
 }
 
 /// Ops whose rows stand for themselves.

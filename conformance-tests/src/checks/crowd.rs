@@ -27,10 +27,18 @@ const FEWEST_ROUNDS: usize = 2;
 /// The time for the rounds of an element type.
 const BUDGET: Duration = Duration::from_millis(400);
 
-/// The rounds behind the first, which took this long.
-fn rounds_after(first: Duration) -> usize {
-    let within = BUDGET.as_secs_f64() / first.as_secs_f64().max(1e-6);
+/// The rounds that fit into the time, if one takes this long.
+fn rounds_of(one: Duration) -> usize {
+    let within = BUDGET.as_secs_f64() / one.as_secs_f64().max(1e-6);
     (within as usize).clamp(FEWEST_ROUNDS, ROUNDS)
+}
+
+/// Runs rounds without a pause, as many as fit into the time by a round before. The first of all may take longer than others.
+fn run_for_a_while(run: &mut dyn FnMut(usize) -> Outcome) -> Outcome {
+    run(1)?;
+    let start = Instant::now();
+    run(1)?;
+    run(rounds_of(start.elapsed()))
 }
 
 /// A stream with the jobs bound on it, each to results of its own.
@@ -71,16 +79,13 @@ pub(super) fn streams(subject: &Subject) -> Outcome {
         for index in 0..STREAMS {
             users.push(User::new(subject.device(), &jobs, index)?);
         }
-        let enqueue = |users: &mut [User], rounds: usize| -> Outcome {
+        let mut run = |rounds: usize| -> Outcome {
             for job in (0..rounds).flat_map(|_| 0..jobs.len()) {
                 users.iter_mut().try_for_each(|user| user.bench.enqueue(&user.bound[job]))?;
             }
-            Ok(())
+            users.iter_mut().try_for_each(|user| user.bench.wait())
         };
-        let start = Instant::now();
-        enqueue(&mut users, 1)?;
-        users.iter_mut().try_for_each(|user| user.bench.wait())?;
-        enqueue(&mut users, rounds_after(start.elapsed()))?;
+        run_for_a_while(&mut run)?;
         for (index, user) in users.iter_mut().enumerate() {
             user.bench.wait()?;
             user.check(&jobs, index, "beside three other streams")?;
@@ -133,9 +138,7 @@ pub(super) fn handles(subject: &Subject) -> Outcome {
                 captured.bench.wait()?;
                 eager.bench.wait()
             };
-            let begun = Instant::now();
-            run(1)?;
-            run(rounds_after(begun.elapsed()))?;
+            run_for_a_while(&mut run)?;
             eager.check(jobs, index, "beside another handle of the device")?;
         }
         Ok(())

@@ -181,8 +181,12 @@ pub(super) fn memory_kind(number: u32) -> Result<MemoryKind> {
 }
 
 /// # Errors
-/// If a number is out of range.
+/// If a number is out of range, or a flag is unknown.
 pub(super) fn options(raw: &dsr_device_options) -> Result<DeviceOptions> {
+    if raw.flags & !DSR_OPTION_BATCH_INVARIANT != 0 {
+        let message = format!("are {:#x}, of which some are unknown", raw.flags);
+        return Err(Error::unsupported(message).at("options").field("flags"));
+    }
     let threads = (raw.threads != DSR_NONE).then(|| prefix::size(raw.threads, "threads")).transpose()?;
     Ok(DeviceOptions {
         threads,

@@ -5,8 +5,9 @@
 //! says how to run these and more targets for hours.
 
 use std::env;
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
@@ -23,24 +24,24 @@ const COUNTERS: [&str; 3] = [
     "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
 ];
 /// Seconds for each target.
-const SECONDS: &str = "15";
+const SECONDS: &str = "8";
 
-/// Runs the compiler for cargo, if cargo has called this program for that.
-pub(crate) fn compile() -> Option<ExitCode> {
+/// Runs the compiler for cargo, if cargo has called this program for that. Returns whether it succeeded.
+pub(crate) fn compile() -> Option<Result<bool>> {
     env::var_os(COMPILER)?;
-    let mut arguments = env::args_os().skip(1);
-    let compiler = arguments.next()?;
-    let arguments: Vec<_> = arguments.collect();
+    let arguments: Vec<_> = env::args_os().skip(1).collect();
+    Some(compile_with(&arguments))
+}
+
+/// The compiler, and its arguments.
+fn compile_with(arguments: &[OsString]) -> Result<bool> {
+    let (compiler, arguments) = arguments.split_first().context("cargo names no compiler")?;
     let counted = arguments
         .windows(2)
         .any(|pair| pair[0] == "--crate-name" && COUNTED.iter().any(|name| pair[1] == *name));
-    let mut command = Command::new(compiler);
-    command.args(&arguments);
-    if counted {
-        command.args(COUNTERS);
-    }
-    let status = command.status().ok()?;
-    Some(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+    let counters: &[&str] = if counted { &COUNTERS } else { &[] };
+    let status = Command::new(compiler).args(arguments).args(counters).status();
+    Ok(status.with_context(|| format!("{} could not be started", compiler.display()))?.success())
 }
 
 /// The step of `cargo xtask ci`.

@@ -25,10 +25,23 @@ use std::process::ExitCode;
 use arguments::Task;
 
 fn main() -> ExitCode {
-    if let Some(code) = fuzz::compile() {
-        return code;
+    let result = match fuzz::compile() {
+        Some(compiled) => compiled,
+        None => run(),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
     }
-    let result = match arguments::parse(std::env::args().skip(1)) {
+}
+
+/// Runs the task that the arguments name. Returns whether it succeeded.
+fn run() -> anyhow::Result<bool> {
+    match arguments::parse(std::env::args().skip(1)) {
         Ok(Task::Help) => {
             print!("{}", arguments::USAGE);
             Ok(true)
@@ -45,13 +58,5 @@ fn main() -> ExitCode {
             true
         }),
         Err(error) => Err(error),
-    };
-    match result {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(2)
-        }
     }
 }

@@ -1,5 +1,5 @@
 /*
- * linear for 17 to 128 rows by wgmma (sm_90a), with its epilogue: y = f(x W^T + b), f16 or bf16; with INTEGERS linear_w8a8: y =
+ * linear for up to 128 rows by wgmma (sm_90a), with its epilogue: y = f(x W^T + b), f16 or bf16; with INTEGERS linear_w8a8: y =
  * f((x W^T) * row scale * output scale + b), x and W of 8 bits, exact sums in 32 bits.
  *
  * Weights are the 64-row operand: a block computes a tile of PARTS * 64 outputs by all rows of x. A producer thread copies k

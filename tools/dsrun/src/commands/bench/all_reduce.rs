@@ -122,13 +122,14 @@ pub(crate) fn run(command: &BenchAllReduce, terminal: &Terminal) -> Result<()> {
     if command.measure.json { print_json(&figures) } else { show(&figures) }
 }
 
-/// Refuses options about a model's stages and weights, which have no effect here.
+/// Refuses options about a model's stages, weights and answers, which have no effect here.
 fn check(devices: &DevicesArguments) -> Result<()> {
     let given = [
         ("--pp", devices.pipeline_stages() > 1),
         ("--stages", !devices.stages.is_empty()),
         ("--micro-batches", devices.micro_batches.is_some()),
         ("--shard", devices.shard.is_some()),
+        ("--batch-invariant", devices.batch_invariant),
     ];
     match given.iter().find(|(_, given)| *given) {
         Some((flag, _)) => bail!("{flag} has no effect on bench all-reduce\nhint: leave it out"),

@@ -43,6 +43,8 @@ const END: usize = 2;
 const MOST_ROWS: usize = 1024;
 /// The same for a product alone, for which cuBLASLt has to clear a counter first.
 const MOST_ROWS_ALONE: usize = 2048;
+/// Rows of a step with prompts, whose tiles all numbers of rows have on a batch-invariant device. Only speed depends on it.
+const OF_PROMPTS: usize = 1024;
 /// The minimum percentage of busy SMs for either.
 const BUSY: usize = 85;
 
@@ -90,8 +92,8 @@ impl TileConfig {
     fn of(problem: &Problem<'_>, device: &DeviceSpec) -> Self {
         let gated = problem.is_gated_by_halves();
         let head = problem.head_halves();
-        // All numbers of rows have the same tiles, so that heads fit into those of all or none.
-        let rows = if device.batch_invariant { MOST_ROWS } else { problem.rows() };
+        // All numbers of rows have the tiles of a step with long prompts, so that heads fit into those of all or none.
+        let rows = if device.batch_invariant { OF_PROMPTS } else { problem.rows() };
         Self::new(rows, problem.outputs(), problem.inputs(), gated, head, device.sm_count)
     }
 
