@@ -20,26 +20,9 @@ use std::{
 
 const STREAMS: usize = 4;
 const HANDLES: usize = 2;
-/// The most rounds for each element type; fewer on a device that would take longer than [`BUDGET`].
+/// Rounds for each element type, unless they take longer than [`BUDGET`] to enqueue: on a device that runs calls at once.
 const ROUNDS: usize = 96;
-/// The fewest, however long they take: users must meet.
-const FEWEST_ROUNDS: usize = 2;
-/// The time for the rounds of an element type.
 const BUDGET: Duration = Duration::from_millis(400);
-
-/// The rounds that fit into the time, if one takes this long.
-fn rounds_of(one: Duration) -> usize {
-    let within = BUDGET.as_secs_f64() / one.as_secs_f64().max(1e-6);
-    (within as usize).clamp(FEWEST_ROUNDS, ROUNDS)
-}
-
-/// Runs rounds without a pause, as many as fit into the time by a round before. The first of all may take longer than others.
-fn run_for_a_while(run: &mut dyn FnMut(usize) -> Outcome) -> Outcome {
-    run(1)?;
-    let start = Instant::now();
-    run(1)?;
-    run(rounds_of(start.elapsed()))
-}
 
 /// A stream with the jobs bound on it, each to results of its own.
 struct User {
@@ -79,13 +62,15 @@ pub(super) fn streams(subject: &Subject) -> Outcome {
         for index in 0..STREAMS {
             users.push(User::new(subject.device(), &jobs, index)?);
         }
-        let mut run = |rounds: usize| -> Outcome {
-            for job in (0..rounds).flat_map(|_| 0..jobs.len()) {
+        let start = Instant::now();
+        for round in 0..ROUNDS {
+            if round > 0 && start.elapsed() > BUDGET {
+                break;
+            }
+            for job in 0..jobs.len() {
                 users.iter_mut().try_for_each(|user| user.bench.enqueue(&user.bound[job]))?;
             }
-            users.iter_mut().try_for_each(|user| user.bench.wait())
-        };
-        run_for_a_while(&mut run)?;
+        }
         for (index, user) in users.iter_mut().enumerate() {
             user.bench.wait()?;
             user.check(&jobs, index, "beside three other streams")?;
@@ -126,19 +111,20 @@ pub(super) fn handles(subject: &Subject) -> Outcome {
         // Both arrive, whatever went wrong.
         start.wait();
         for (jobs, eager, captured, graph) in &mut prepared? {
-            let mut run = |rounds: usize| -> Outcome {
-                for _ in 0..rounds {
-                    for bound in &eager.bound {
-                        eager.bench.enqueue(bound)?;
-                    }
-                    if let Some(graph) = graph {
-                        graph.launch(&mut *captured.bench.stream)?;
-                    }
+            let begun = Instant::now();
+            for round in 0..ROUNDS {
+                if round > 0 && begun.elapsed() > BUDGET {
+                    break;
                 }
-                captured.bench.wait()?;
-                eager.bench.wait()
-            };
-            run_for_a_while(&mut run)?;
+                for bound in &eager.bound {
+                    eager.bench.enqueue(bound)?;
+                }
+                if let Some(graph) = graph {
+                    graph.launch(&mut *captured.bench.stream)?;
+                }
+            }
+            captured.bench.wait()?;
+            eager.bench.wait()?;
             eager.check(jobs, index, "beside another handle of the device")?;
         }
         Ok(())
