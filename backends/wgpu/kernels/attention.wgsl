@@ -109,11 +109,11 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
         let queries = queries_get(s * P.queries_stride);
 #if PAGED
         let length = lengths_get(s * P.lengths_stride);
-        // The other sequences are those of attention_tiled.wgsl.
-        if (u32(queries) >= P.many) { continue; }
 #else
         let length = queries;
 #endif
+        // The other sequences are those of tiles.wgsl.
+        if (u32(queries) >= P.many) { continue; }
         if (s < sequences && row < rows && start >= 0 && queries > 0 && row >= u32(start) && row - u32(start) < u32(queries)) {
             candidate = s + 1u;
             mine = Sequence(s, start, queries, length);
@@ -170,10 +170,8 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
             key_at = u32(sequence.start + key) * P.key_stride + kv_head * P.key_size;
             value_at = u32(sequence.start + key) * P.value_stride + kv_head * P.value_size;
 #endif
-#if BIDIRECTIONAL
-#if !PAGED
+#if BOTH_SIDES
             if (P.window > 0u && key - position >= i32(min(P.window, 0x3fffffffu))) { visible = false; }
-#endif
 #endif
 #if EXPLICIT
             let token = key - first_position;
@@ -210,10 +208,8 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
             if (P.softcap > 0.0) { score = P.softcap * tanh_of(score / P.softcap); }
             if (alibi_here) {
                 var distance = position - key;
-#if BIDIRECTIONAL
-#if !PAGED
+#if BOTH_SIDES
                 distance = abs(distance);
-#endif
 #endif
                 score -= alibi_get(head) * f32(distance);
             }

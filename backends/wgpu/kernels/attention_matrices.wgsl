@@ -196,7 +196,9 @@ fn attention_matrices(
         workgroupBarrier();
         finish(segment, head, first_row + warp_row + lane / 2u, 4u * warp_quad + $Ju * 16u + lane % 2u * 8u, place, lane);
 #endeach
+#if PAGED
         if (key == 0u) { finish_row(segment, head, first_row + row); }
+#endif
         workgroupBarrier();
     }
 }
@@ -239,7 +241,9 @@ fn finish(segment: Segment, head: u32, row: u32, column: u32, place: u32, lane: 
     }
 }
 
+#if PAGED
 fn finish_row(segment: Segment, head: u32, row: u32) {
     if (row < segment.first_row || row >= segment.end_row) { return; }
     log_sum_exp_set(row * P.log_sum_exp_stride + head, factor_of(row % ROWS, head).y);
 }
+#endif

@@ -185,11 +185,13 @@ fn attention_tiled(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroup
                 for (var i = 0u; i < 4u; i += 1u) { y_set(at + i, y[i]); }
             }
 #endeach
+#if PAGED
             if (column == 0u) {
                 var log_sum = minus_infinity();
                 if (total != 0.0) { log_sum = largest[four_rows + $Iu] + ln_of(total); }
                 log_sum_exp_set(row_$I * P.log_sum_exp_stride + head, log_sum);
             }
+#endif
         }
 #endeach
         workgroupBarrier();

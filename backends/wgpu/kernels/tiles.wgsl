@@ -1,6 +1,6 @@
-// Rows of a step in tiles, for attention of many rows of a sequence over the paged KV cache. A workgroup computes a head of the rows
-// of a tile of ROWS rows, for each sequence that has at least P.many rows and some of them in the tile; the other rows are those of
-// attention.wgsl. It takes KEYS keys at a time, a number that the kernel defines.
+// Rows of a step in tiles, for attention of many rows of a sequence, over the paged KV cache or within sequences. A workgroup
+// computes a head of the rows of a tile of ROWS rows, for each sequence that has at least P.many rows and some of them in the tile;
+// the other rows are those of attention.wgsl. It takes KEYS keys at a time, a number that the kernel defines.
 
 const ROWS: u32 = 64u;
 const THREADS: u32 = 256u;
@@ -30,7 +30,12 @@ struct Segment {
 }
 
 fn sequences() -> u32 {
-    return min(min(start_live(), queries_live()), min(lengths_live(), tables_live()));
+    let count = min(start_live(), queries_live());
+#if PAGED
+    return min(count, min(lengths_live(), tables_live()));
+#else
+    return count;
+#endif
 }
 
 // The rows of a sequence that has enough of them, from the first to before the last.
@@ -51,22 +56,34 @@ fn segment_of(sequence: u32, first: u32, rows: u32) -> Segment {
     segment.sequence = sequence;
     segment.first_row = max(of_sequence.x, first);
     segment.end_row = min(min(of_sequence.y, first + ROWS), rows);
+#if PAGED
     let kv_length = lengths_get(sequence * P.lengths_stride);
     segment.origin = kv_length - i32(of_sequence.y - of_sequence.x) - i32(of_sequence.x);
     // The block table has pages for this many keys at most. The product is computed in f32 because it may exceed 32 bits.
     segment.end_key = max(kv_length, 0);
     if (f32(P.blocks) * f32(P.block) < 2147483000.0) { segment.end_key = min(segment.end_key, i32(P.blocks * P.block)); }
+#else
+    segment.origin = -i32(of_sequence.x);
+    segment.end_key = segment.origin + i32(min(of_sequence.y, max(of_sequence.x, min(key_live(), value_live()))));
+#endif
+    let end_position = segment.origin + i32(segment.end_row);
 #if CAUSAL
-    segment.end_key = min(segment.end_key, segment.origin + i32(segment.end_row));
+    segment.end_key = min(segment.end_key, end_position);
+#endif
+#if BOTH_SIDES
+    if (P.window > 0u) { segment.end_key = min(segment.end_key, end_position - 1 + window()); }
 #endif
     if (P.window > 0u) { segment.first_key = max(0, segment.origin + i32(segment.first_row) - window() + 1); }
     return segment;
 }
 
-// Whether a row sees a key that is in the cache.
+// Whether a row sees a key, if there is one.
 fn sees(position: i32, key: i32) -> bool {
 #if CAUSAL
     if (key > position) { return false; }
+#endif
+#if BOTH_SIDES
+    if (P.window > 0u && key - position >= window()) { return false; }
 #endif
     return P.window == 0u || key > position - window();
 }
@@ -78,11 +95,18 @@ fn find_keys(segment: Segment, head: u32, first: i32, lid: u32) {
     key_places[lid] = NONE;
     value_places[lid] = NONE;
     if (key >= segment.end_key) { return; }
+    let kv_head = head / P.group;
+#if PAGED
     let page = tables_get(segment.sequence * P.tables_stride + u32(key) / P.block);
     if (page < 0 || u32(page) >= min(key_live(), value_live())) { return; }
     let slot = u32(key) % P.block;
-    key_places[lid] = (u32(page) * P.key_stride + head / P.group * P.key_head_stride + slot * P.key_slot_stride) / 4u;
-    value_places[lid] = (u32(page) * P.value_stride + head / P.group * P.value_head_stride + slot * P.value_slot_stride) / 4u;
+    key_places[lid] = (u32(page) * P.key_stride + kv_head * P.key_head_stride + slot * P.key_slot_stride) / 4u;
+    value_places[lid] = (u32(page) * P.value_stride + kv_head * P.value_head_stride + slot * P.value_slot_stride) / 4u;
+#else
+    let row = u32(key - segment.origin);
+    key_places[lid] = (row * P.key_stride + kv_head * P.key_size) / 4u;
+    value_places[lid] = (row * P.value_stride + kv_head * P.value_size) / 4u;
+#endif
 }
 
 // The score of a key, minus infinity if the row does not see it.
@@ -90,14 +114,23 @@ fn score_of(product: f32, position: i32, key: i32, is_stored: bool, head: u32) -
     if (!is_stored || !sees(position, key)) { return minus_infinity(); }
     var score = P.scale * product;
     if (P.softcap > 0.0) { score = P.softcap * tanh_of(score / P.softcap); }
-    if (alibi_here) { score -= alibi_get(head) * f32(position - key); }
+    if (alibi_here) {
+#if BOTH_SIDES
+        score -= alibi_get(head) * f32(abs(position - key));
+#else
+        score -= alibi_get(head) * f32(position - key);
+#endif
+    }
     return score;
 }
 
 // The rows of the call.
 fn rows_of_call(lid: u32) -> u32 {
     if (lid == 0u) {
-        rows_shared = min(min(query_live(), y_live()), log_sum_exp_live());
+        rows_shared = min(query_live(), y_live());
+#if PAGED
+        rows_shared = min(rows_shared, log_sum_exp_live());
+#endif
         atomicStore(&found, 0u);
     }
     return workgroupUniformLoad(&rows_shared);

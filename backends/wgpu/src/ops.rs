@@ -57,7 +57,7 @@ pub(crate) fn plan(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
         // Attention of this backend needs no work list, so the call does nothing.
         Op::AttentionPrepare(_) => Ok(CallPlan::default()),
         Op::PagedAttention(op) => attention::paged_attention(op, call, spec),
-        Op::Attention(op) => attention::attention(op, call, spec.limits.max_compute_workgroup_storage_size),
+        Op::Attention(op) => attention::attention(op, call, spec),
         Op::LogitProcess(_) => sampling::logit_process(call),
         Op::Argmax(_) => sampling::argmax(call, &spec.limits),
         Op::Sample(_) => sampling::sample(call, &spec.limits),

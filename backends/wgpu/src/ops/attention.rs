@@ -49,7 +49,7 @@ fn matrices_bytes(key_quads: usize, value_quads: usize) -> usize {
     4 * TILE_WORDS + 8 * (TILE_ROWS * keys + 32 * keys.max(values) + TILE_ROWS * 10) + 4 * 2560
 }
 
-/// The attributes that both ops have.
+/// What both ops have.
 struct Attributes {
     heads: u32,
     kv_heads: u32,
@@ -57,6 +57,10 @@ struct Attributes {
     softcap: f32,
     window: u32,
     mask: AttentionMask,
+    /// The sizes of keys and of values.
+    sizes: [usize; 2],
+    /// The operand that has the values.
+    values: usize,
 }
 
 fn tensor(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
@@ -64,13 +68,8 @@ fn tensor(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
 }
 
 /// A dispatch with a workgroup for each head of each row of the query.
-fn of_heads(
-    call: &CallDesc,
-    op: &Attributes,
-    key_size: usize,
-    value_size: usize,
-    shared_bytes: u32,
-) -> Result<Launch> {
+fn of_heads(call: &CallDesc, op: &Attributes, spec: &DeviceSpec) -> Result<Launch> {
+    let ([key_size, value_size], shared_bytes) = (op.sizes, spec.limits.max_compute_workgroup_storage_size);
     let rows = tensor(call, 0)?.shape.first().copied().unwrap_or(0);
     let needed = 4 * (key_size.saturating_add(SHARED_WORDS));
     if needed > shared_bytes as usize {
@@ -93,18 +92,13 @@ fn of_heads(
         .constants
         .extend([("COLUMNS", constant(columns)), ("ROUNDS", constant(quads.div_ceil(columns)))]);
     launch.shader.constants.extend([("EARLY", constant(early)), ("LATE", constant(LATE)), ("FOUR", 4)]);
-    with_attributes(launch, op, key_size, value_size)
+    with_attributes(factors(launch, call, op)?, op)
 }
 
 /// A dispatch with a workgroup for each head of each tile of rows, if a kernel for many rows can compute the call.
-fn of_tiles(
-    call: &CallDesc,
-    op: &Attributes,
-    key_size: usize,
-    (values, value_size): (&TensorDesc, usize),
-    spec: &DeviceSpec,
-) -> Result<Option<Launch>> {
-    let (query, keys) = (tensor(call, 0)?, tensor(call, 1)?);
+fn of_tiles(call: &CallDesc, op: &Attributes, spec: &DeviceSpec) -> Result<Option<Launch>> {
+    let [key_size, value_size] = op.sizes;
+    let (query, keys, values) = (tensor(call, 0)?, tensor(call, 1)?, tensor(call, op.values)?);
     let rows_of = |tensor: &TensorDesc| tensor.shape.first().copied().unwrap_or(0);
     let (rows, sequences) = (rows_of(query), rows_of(tensor(call, 3)?));
     let (key_quads, quads) = (key_size / 4, value_size / 4);
@@ -138,10 +132,12 @@ fn of_tiles(
     let constants = constants.into_iter().chain([("QUADS", quads)]);
     launch.shader.constants.extend(constants.map(|(name, size)| (name, size as u32)));
     launch = launch.flag(MATRICES, by_matrices).flag(EMULATED, spec.matrices == Some(Matrices::Emulated));
-    with_attributes(launch, op, key_size, value_size).map(Some)
+    with_attributes(factors(launch, call, op)?, op).map(Some)
 }
 
-fn with_attributes(launch: Launch, op: &Attributes, key_size: usize, value_size: usize) -> Result<Launch> {
+/// Adds the parameters that all kernels have.
+fn with_attributes(launch: Launch, op: &Attributes) -> Result<Launch> {
+    let [key_size, value_size] = op.sizes;
     let launch = launch
         .param("heads", Value::U32(op.heads))
         .param("group", Value::U32(op.heads / op.kv_heads.max(1)))
@@ -152,7 +148,6 @@ fn with_attributes(launch: Launch, op: &Attributes, key_size: usize, value_size:
         .param("window", Value::U32(op.window));
     Ok(launch
         .flag("CAUSAL", op.mask == AttentionMask::Causal)
-        .flag("BIDIRECTIONAL", op.mask == AttentionMask::Bidirectional)
         .flag("EXPLICIT", op.mask == AttentionMask::Explicit))
 }
 
@@ -163,27 +158,47 @@ fn in_fours(tensor: &TensorDesc, size: usize) -> bool {
 }
 
 /// Adds the query and the keys, operands 0 and 1, and the values.
-fn factors(
-    launch: Launch,
-    call: &CallDesc,
-    key_size: usize,
-    (value_index, value_size): (usize, usize),
-) -> Result<Launch> {
+fn factors(launch: Launch, call: &CallDesc, op: &Attributes) -> Result<Launch> {
+    let [key_size, value_size] = op.sizes;
     let vectors = in_fours(tensor(call, 0)?, key_size) && in_fours(tensor(call, 1)?, key_size);
-    let value_vectors = in_fours(tensor(call, value_index)?, value_size);
+    let value_vectors = in_fours(tensor(call, op.values)?, value_size);
     let launch = launch.flag("VECTORS", vectors).flag("VALUE_VECTORS", value_vectors);
     let launch = match vectors {
         true => launch.vectors("query", call, 0)?.vectors("key", call, 1)?,
         false => launch.operand("query", call, 0)?.operand("key", call, 1)?,
     };
     match value_vectors {
-        true => launch.vectors("value", call, value_index),
-        false => launch.operand("value", call, value_index),
+        true => launch.vectors("value", call, op.values),
+        false => launch.operand("value", call, op.values),
     }
 }
 
+/// The dispatches of a call: one for sequences of many rows, if a kernel for those suits, and one for the others. `finish` adds what
+/// only one of the ops has.
+fn plan(
+    call: &CallDesc,
+    op: &Attributes,
+    spec: &DeviceSpec,
+    finish: impl Fn(Launch) -> Result<Launch>,
+) -> Result<CallPlan> {
+    let first_of = |index| -> Result<usize> { Ok(tensor(call, index)?.shape.first().copied().unwrap_or(0)) };
+    let (rows, sequences) = (first_of(0)?, first_of(3)?);
+    let mut plan = Vec::new();
+    // All rows are of one sequence, if there is one, so that there are few only if the step has few.
+    let many = if sequences == 1 { 1 } else { MANY_ROWS };
+    let mut rest = u32::MAX as usize;
+    if let Some(launch) = of_tiles(call, op, spec)? {
+        plan.push(finish(launch.size("many", many)?)?);
+        rest = many;
+    }
+    if rest > 1 {
+        let launch = finish(of_heads(call, op, spec)?.size("many", rest)?)?;
+        plan.push(if rows <= linear::FEW_ROWS { launch.fixed() } else { launch });
+    }
+    Ok(plan.into())
+}
+
 pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
-    let shared_bytes = spec.limits.max_compute_workgroup_storage_size;
     let (keys, tables) = (tensor(call, 1)?, tensor(call, 6)?);
     // Values that are the first elements of keys are read from the cache of keys.
     let shared = op.value_size > 0;
@@ -194,7 +209,6 @@ pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, spec: &Devic
     else {
         return Err(Error::internal("caches have four dimensions and a block table two"));
     };
-    let value_size = if shared { op.value_size as usize } else { value_size };
     let attributes = Attributes {
         heads: op.query_heads,
         kv_heads: op.kv_heads,
@@ -202,8 +216,10 @@ pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, spec: &Devic
         softcap: op.softcap,
         window: op.window,
         mask: op.mask,
+        sizes: [key_size, if shared { op.value_size as usize } else { value_size }],
+        values: value_index,
     };
-    let finish = |mut launch: Launch, many: usize| -> Result<Launch> {
+    plan(call, &attributes, spec, |mut launch| {
         for (index, name) in [(3, "start"), (4, "queries"), (5, "lengths"), (6, "tables")] {
             launch = launch.operand(name, call, index)?;
         }
@@ -219,31 +235,16 @@ pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, spec: &Devic
         }
         let words = call.tensor(10).and_then(|mask| mask.shape.get(1).copied()).unwrap_or(0);
         launch = launch.size("block", block)?.size("blocks", blocks)?.size("mask_words", words)?;
-        launch = launch.result("y", call, 0)?.result("log_sum_exp", call, 1)?.size("many", many)?;
+        launch = launch.result("y", call, 0)?.result("log_sum_exp", call, 1)?;
         Ok(launch.flag("PAGED", true))
-    };
-    let mut plan = Vec::new();
-    let tiles = of_tiles(call, &attributes, key_size, (values, value_size), spec)?;
-    // All rows are of one sequence, if there is one, so that there are few only if the step has few.
-    let first_of = |index| -> Result<usize> { Ok(tensor(call, index)?.shape.first().copied().unwrap_or(0)) };
-    let (rows, sequences) = (first_of(0)?, first_of(3)?);
-    let many = if sequences == 1 { 1 } else { MANY_ROWS };
-    let rest = if tiles.is_some() { many } else { u32::MAX as usize };
-    if let Some(launch) = tiles {
-        let launch =
-            launch.vectors("query", call, 0)?.vectors("key", call, 1)?.vectors("value", call, value_index)?;
-        plan.push(finish(launch, many)?);
-    }
-    if rest > 1 {
-        let launch = of_heads(call, &attributes, key_size, value_size, shared_bytes)?;
-        let launch = factors(launch, call, key_size, (value_index, value_size))?;
-        let launch = finish(launch, rest)?;
-        plan.push(if rows <= linear::FEW_ROWS { launch.fixed() } else { launch });
-    }
-    Ok(plan.into())
+    })
 }
 
-pub(super) fn attention(op: &Attention, call: &CallDesc, shared_bytes: u32) -> Result<CallPlan> {
+pub(super) fn attention(op: &Attention, call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
+    let size = |index| -> Result<usize> {
+        let width = tensor(call, index)?.shape.get(1).copied().unwrap_or(0);
+        Ok(width / (op.kv_heads as usize).max(1))
+    };
     let attributes = Attributes {
         heads: op.query_heads,
         kv_heads: op.kv_heads,
@@ -251,19 +252,18 @@ pub(super) fn attention(op: &Attention, call: &CallDesc, shared_bytes: u32) -> R
         softcap: op.softcap,
         window: op.window,
         mask: op.mask,
+        sizes: [size(1)?, size(2)?],
+        values: 2,
     };
-    let size = |index| -> Result<usize> {
-        let width = tensor(call, index)?.shape.get(1).copied().unwrap_or(0);
-        Ok(width / (op.kv_heads as usize).max(1))
-    };
-    let mut launch = of_heads(call, &attributes, size(1)?, size(2)?, shared_bytes)?;
-    launch = factors(launch, call, size(1)?, (2, size(2)?))?;
-    for (index, name) in ["start", "queries", "alibi"].into_iter().enumerate() {
-        launch = launch.operand(name, call, 3 + index)?;
-    }
-    // The shader is shared with `paged_attention`, which has sinks. This op has none, and no operand has this index.
-    let launch = launch.operand("sinks", call, usize::MAX)?;
-    Ok(launch.result("y", call, 0)?.into())
+    plan(call, &attributes, spec, |mut launch| {
+        for (index, name) in ["start", "queries", "alibi"].into_iter().enumerate() {
+            launch = launch.operand(name, call, 3 + index)?;
+        }
+        // The shaders are shared with `paged_attention`, which has sinks. This op has none, and no operand has this index.
+        launch = launch.operand("sinks", call, usize::MAX)?.result("y", call, 0)?;
+        // A window covers, and a slope counts, keys on both sides of a row.
+        Ok(launch.flag("BOTH_SIDES", op.mask == AttentionMask::Bidirectional))
+    })
 }
 
 #[cfg(test)]

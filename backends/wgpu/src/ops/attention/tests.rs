@@ -36,6 +36,22 @@ fn call(dtype: DType, [rows, sequences]: [usize; 2], sizes: [usize; 2], mask: At
     CallDesc { op: op.into(), operands, results, comm: None }
 }
 
+/// Attention of `rows` rows within `sequences` sequences, with heads of these sizes.
+fn within(dtype: DType, [rows, sequences]: [usize; 2], sizes: [usize; 2], mask: AttentionMask) -> CallDesc {
+    let [key_size, value_size] = sizes;
+    let op = Attention { query_heads: 4, kv_heads: 2, scale: 1.0, softcap: 0.0, window: 8, mask };
+    let operands = vec![
+        tensor(dtype, &[rows, 4 * key_size]),
+        tensor(dtype, &[rows, 2 * key_size]),
+        tensor(dtype, &[rows, 2 * value_size]),
+        tensor(DType::I32, &[sequences]),
+        tensor(DType::I32, &[sequences]),
+        tensor(DType::F32, &[4]),
+    ];
+    let y = TensorDesc::dense(dtype, &[rows, 4 * value_size]);
+    CallDesc { op: op.into(), operands, results: vec![y], comm: None }
+}
+
 const BY_ROWS: &[&str] = &["attention"];
 const MATRICES_ALONE: &[&str] = &["attention_matrices"];
 const TILES_ALONE: &[&str] = &["attention_tiled"];
@@ -57,9 +73,10 @@ fn many_rows_are_in_tiles(
     #[case] head: [usize; 2],
     #[case] expected: &[&str],
     #[values(Matrices::Cooperative, Matrices::Emulated)] matrices: Matrices,
+    #[values(call, within)] of: fn(DType, [usize; 2], [usize; 2], AttentionMask) -> CallDesc,
+    #[values(AttentionMask::Causal, AttentionMask::Bidirectional)] mask: AttentionMask,
 ) {
-    let call = call(dtype, sizes, head, AttentionMask::Causal);
-    let plan = crate::ops::plan(&call, &spec(Some(matrices))).unwrap();
+    let plan = crate::ops::plan(&of(dtype, sizes, head, mask), &spec(Some(matrices))).unwrap();
     assert_eq!(entries(&plan), expected);
     check_sources(&plan);
 }
