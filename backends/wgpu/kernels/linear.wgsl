@@ -285,6 +285,26 @@ fn norm_weights_of(vector: u32) -> array<vec4<f32>, QUADS> {
 #endif
 #endif
 
+#if FACTORED
+// What is subtracted from each integer before it is multiplied: with SUMMED nothing, because zero points and minima are factors of the
+// sum of the inputs. Where both sums are large and their difference is small, that loses bits, so f32 inputs do without.
+fn zero_in_product(affine: vec2<f32>) -> f32 {
+#if SUMMED
+    return 0.0;
+#else
+    return affine.y;
+#endif
+}
+#endif
+
+// Sums and the products of four inputs and the weights of four outputs, a column each.
+fn multiplied(x: vec4<f32>, w: mat4x4<f32>, sums: vec4<f32>) -> vec4<f32> {
+    var result = fma(vec4<f32>(x.x), vec4<f32>(w[0].x, w[1].x, w[2].x, w[3].x), sums);
+    result = fma(vec4<f32>(x.y), vec4<f32>(w[0].y, w[1].y, w[2].y, w[3].y), result);
+    result = fma(vec4<f32>(x.z), vec4<f32>(w[0].z, w[1].z, w[2].z, w[3].z), result);
+    return fma(vec4<f32>(x.w), vec4<f32>(w[0].w, w[1].w, w[2].w, w[3].w), result);
+}
+
 @compute @workgroup_size(THREADS)
 fn linear_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
     let group = flat_group(wid, nwg);
@@ -303,6 +323,13 @@ fn linear_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nw
 #each Q QUADS
     if (lid < vectors) { squares.x += dot(x_0[$Qu], x_0[$Qu]); }
     x_0[$Qu] *= norm_weights_0[$Qu];
+#endeach
+#endif
+#if SUMMED
+    // The sum of the inputs of this thread.
+    var x_sums = array<f32, ROWS>();
+#each Q QUADS
+    x_sums[0] += (x_0[$Qu].x + x_0[$Qu].y) + (x_0[$Qu].z + x_0[$Qu].w);
 #endeach
 #endif
     let begin = group % runs * UNITS;
@@ -334,6 +361,11 @@ fn linear_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nw
             let b_affine_$N = w_affine(outputs.y, first_column_$N);
             let c_affine_$N = w_affine(outputs.z, first_column_$N);
             let d_affine_$N = w_affine(outputs.w, first_column_$N);
+#if FACTORED
+            let offsets_$N = mat4x4<f32>(
+                w_offsets(zero_in_product(a_affine_$N)), w_offsets(zero_in_product(b_affine_$N)),
+                w_offsets(zero_in_product(c_affine_$N)), w_offsets(zero_in_product(d_affine_$N)));
+#endif
 #endif
 #if ONE_ROW
 #if !RUN
@@ -352,9 +384,18 @@ fn linear_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nw
             if (vector + $Nu * THREADS + lid < vectors) {
 #if FACTORED
                 var products = array<vec4<f32>, ROWS>();
+#if SUMMED
+#if !RUN
+                var x_sums = array<f32, ROWS>();
+#endif
+#endif
 #endif
 #each Q QUADS
+#if WHOLE
+                {
+#else
                 if ((v_$N * QUADS + $Qu) * 4u < P.inputs) {
+#endif
                     let k = (v_$N * QUADS + $Qu) * 4u;
 #if SMALL_GROUPS
                     let w = mat4x4<f32>(
@@ -363,8 +404,8 @@ fn linear_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nw
 #else
 #if FACTORED
                     let w = mat4x4<f32>(
-                        w_difference(a_$N, $Qu, a_affine_$N.y), w_difference(b_$N, $Qu, b_affine_$N.y),
-                        w_difference(c_$N, $Qu, c_affine_$N.y), w_difference(d_$N, $Qu, d_affine_$N.y));
+                        w_difference(a_$N, $Qu, offsets_$N[0]), w_difference(b_$N, $Qu, offsets_$N[1]),
+                        w_difference(c_$N, $Qu, offsets_$N[2]), w_difference(d_$N, $Qu, offsets_$N[3]));
 #else
                     let w = mat4x4<f32>(
                         w_quad(a_$N, $Qu, a_affine_$N), w_quad(b_$N, $Qu, b_affine_$N),
@@ -388,16 +429,32 @@ fn linear_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nw
 #endif
 #endif
 #if FACTORED
-                        products[r] += x * w;
+                        products[r] = multiplied(x, w, products[r]);
+#if SUMMED
+#if !RUN
+                        x_sums[r] += (x.x + x.y) + (x.z + x.w);
+#endif
+#endif
 #else
-                        sums[r] += x * w;
+                        sums[r] = multiplied(x, w, sums[r]);
 #endif
                     }
                 }
 #endeach
 #if FACTORED
                 let scales = vec4<f32>(a_affine_$N.x, b_affine_$N.x, c_affine_$N.x, d_affine_$N.x);
-                for (var r = 0u; r < ROWS; r += 1u) { sums[r] += scales * products[r]; }
+                let zeros = vec4<f32>(a_affine_$N.y, b_affine_$N.y, c_affine_$N.y, d_affine_$N.y);
+                for (var r = 0u; r < ROWS; r += 1u) {
+#if MINIMA
+                    sums[r] += scales * products[r] + zeros * x_sums[r];
+#else
+#if SUMMED
+                    sums[r] += scales * (products[r] - zeros * x_sums[r]);
+#else
+                    sums[r] += scales * products[r];
+#endif
+#endif
+                }
 #endif
             }
 #endeach

@@ -7,8 +7,7 @@
 // are loaded to registers; AHEAD divides the steps. Rows in workgroup memory are 16 bytes longer than the columns, so that eight
 // rows of 16 bytes are in different banks.
 //
-// The weight is bound for writing although nothing writes it: drivers move loads of read-only buffers behind the products, to just
-// before their results are stored, where all of their latency is waited for. Loads of writable buffers stay on their side of a barrier.
+// The weight is bound for writing although nothing writes it, for the order of loads: see `Launch::writable`.
 //
 // A weight that is not f16 is multiplied by a power of two for each of its rows (`half_scale`), as are rows of x that were bf16; the
 // sums are divided by both.

@@ -50,9 +50,9 @@ fn NAME_quad(vector: vec4<u32>, quad: u32, affine: vec2<f32>) -> vec4<f32> {
     return affine.x * select(doubled, -doubled, codes > vec4<u32>(7u));
 #else
 #if MINIMUM
-    return affine.x * NAME_difference(vector, quad, 0.0) + affine.y;
+    return affine.x * NAME_difference(vector, quad, NAME_offsets(0.0)) + affine.y;
 #else
-    return affine.x * NAME_difference(vector, quad, affine.y);
+    return affine.x * NAME_difference(vector, quad, NAME_offsets(affine.y));
 #endif
 #endif
 #endif
@@ -60,20 +60,33 @@ fn NAME_quad(vector: vec4<u32>, quad: u32, affine: vec2<f32>) -> vec4<f32> {
 
 #if QUANTISED
 #if !FLOATS
-// The integers of a quad of a vector less the zero point. The bits of an integer become the lowest ones of the significand of a
-// power of two, which is subtracted with the zero point: where conversions of integers are slow, that is faster.
-fn NAME_difference(vector: vec4<u32>, quad: u32, zero: f32) -> vec4<f32> {
+// The bits of an integer become the lowest ones of the significand of a power of two, which is subtracted with the zero point: where
+// conversions of integers are slow, that is faster. The exponent is a parameter, because compilers join an `and` and an `or` to one
+// instruction only if one of their operands is no constant.
+//
+// The powers of two of the integers of a quad, with the zero point: 2^23, 2^19, 2^15 and 2^11 for four bits, whose places stand
+// for 1 to 8; 2^23 and 2^15 for eight, whose places stand for 1 to 128.
+fn NAME_offsets(zero: f32) -> vec4<f32> {
 #if INT4
-    // Of 2^23, 2^19, 2^15 and 2^11, in which the integers' places stand for 1 to 8.
-    let word = vector[quad / 2u] >> (16u * (quad % 2u));
-    let bits = (vec4<u32>(word) & vec4<u32>(0xfu, 0xf0u, 0xf00u, 0xf000u)) | vec4<u32>(0x4b000000u, 0x49000000u, 0x47000000u, 0x45000000u);
-    return bitcast<vec4<f32>>(bits) - (vec4<f32>(8388608.0, 524288.0, 32768.0, 2048.0) + zero);
+    return vec4<f32>(8388608.0, 524288.0, 32768.0, 2048.0) + zero;
 #else
-    // Of 2^23 and 2^15, in which the integers' places stand for 1 to 128.
-    let words = vec4<u32>(vec2<u32>(vector[quad]), vec2<u32>(vector[quad] >> 16u));
-    let bits = (words & vec4<u32>(0xffu, 0xff00u, 0xffu, 0xff00u)) | vec4<u32>(0x4b000000u, 0x47000000u, 0x4b000000u, 0x47000000u);
-    return bitcast<vec4<f32>>(bits) - (vec4<f32>(8388608.0, 32768.0, 8388608.0, 32768.0) + zero);
+    return vec4<f32>(8388608.0, 32768.0, 8388608.0, 32768.0) + zero;
 #endif
+}
+
+// The integers of a quad of a vector less the zero point of `offsets`.
+fn NAME_difference(vector: vec4<u32>, quad: u32, offsets: vec4<f32>) -> vec4<f32> {
+    let exponent = NAME_exponent();
+#if INT4
+    let word = vector[quad / 2u] >> (16u * (quad % 2u));
+    let exponents = exponent - vec4<u32>(0u, 0x2000000u, 0x4000000u, 0x6000000u);
+    let bits = (vec4<u32>(word) & vec4<u32>(0xfu, 0xf0u, 0xf00u, 0xf000u)) | exponents;
+#else
+    let words = vec4<u32>(vec2<u32>(vector[quad]), vec2<u32>(vector[quad] >> 16u));
+    let exponents = exponent - vec4<u32>(0u, 0x4000000u, 0u, 0x4000000u);
+    let bits = (words & vec4<u32>(0xffu, 0xff00u, 0xffu, 0xff00u)) | exponents;
+#endif
+    return bitcast<vec4<f32>>(bits) - offsets;
 }
 #endif
 #endif

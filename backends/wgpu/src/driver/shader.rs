@@ -304,6 +304,9 @@ impl Shader {
                 text.push_str(&zero.replace("NAME", name));
                 text.push('\n');
             }
+            if matches!(tensor.element, Element::Weight(element) if element.is_quantised()) {
+                let _ = writeln!(text, "fn {name}_exponent() -> u32 {{ return {uniform}.{name}_exponent; }}");
+            }
             let _ = if tensor.bounded {
                 writeln!(
                     text,

@@ -24,6 +24,9 @@ impl From<Vec<Launch>> for CallPlan {
     }
 }
 
+/// The end of the name of a parameter of a weight, the exponent for its integers. It is never a constant: see `weight.wgsl`.
+const EXPONENT: &str = "_exponent";
+
 /// Sums and maxima over a workgroup.
 const REDUCE: &str = include_str!("../../kernels/reduce.wgsl");
 
@@ -190,7 +193,20 @@ impl Launch {
         for (field, size) in fields.into_iter().zip(sizes) {
             self = self.size(format!("{name}_{field}"), size)?;
         }
+        if layout.is_some_and(|layout| layout.element.is_quantised()) {
+            self = self.param(format!("{name}{EXPONENT}"), Value::U32(2_f32.powi(23).to_bits()));
+        }
         Ok(self)
+    }
+
+    /// Binds the tensor that was added last for writing, although nothing writes it. Drivers move loads of read-only buffers behind
+    /// the products of other loads, and to just before their values are used, where all of their latency is waited for, one after the
+    /// other. Loads of writable buffers are moved less, and stay on their side of a barrier.
+    pub(crate) fn writable(mut self) -> Self {
+        if let Some(tensor) = self.shader.tensors.last_mut() {
+            tensor.read_only = false;
+        }
+        self
     }
 
     /// Adds a matrix in scratch memory; `vectors` reads four elements at a time.
@@ -281,7 +297,7 @@ impl Launch {
             return self;
         }
         for (index, ((name, kind), word)) in all.into_iter().enumerate() {
-            if !bound.contains(&index) {
+            if !bound.contains(&index) && !name.ends_with(EXPONENT) {
                 self.shader.fixed.push((name, kind, word));
                 continue;
             }

@@ -147,6 +147,10 @@ fn part_of(
         launch = launch.words();
     }
     launch = launch.weight_part("w", fused.weight, index, Some(part))?;
+    // Weights of 8 and 16 bits took as long or longer.
+    if tiling.few && part.quads() > 4 {
+        launch = launch.writable();
+    }
     launch = launch.operand("bias", call, fused.bias.unwrap_or(usize::MAX))?;
     if let Some(norm) = &fused.norm {
         let width = call.tensor(1).and_then(|weight| weight.shape.first().copied());
@@ -167,9 +171,7 @@ fn part_of(
         return epilogue(launch, fused, call, outputs);
     }
     launch = launch.flag("X_WORDS", in_eights).flag("X_BF16", x.dtype == DType::BF16);
-    // With heads, a loop over units was several times slower in some builds, for a reason that was not found.
-    let run = Run::of(part, &tiling).filter(|_| !matches!(fused.epilogue, Epilogue::Heads { .. }));
-    launch = of_few_rows(launch, part, &tiling, run, rows);
+    launch = of_few_rows(launch, part, &tiling, rows, x.dtype);
     if inputs == 0 {
         launch = launch.groups(0);
     }
@@ -181,11 +183,11 @@ fn of_few_rows(
     mut launch: Launch,
     part: &weight::Layout,
     tiling: &Tiling,
-    run: Option<Run>,
     rows: usize,
+    dtype: DType,
 ) -> Launch {
     let (at_once, quads) = (tiling.at_once, part.quads() as u32);
-    let (threads, run) = match run {
+    let (threads, run) = match Run::of(part, tiling) {
         Some(Run { threads, units }) => (threads, units),
         None => (threads_of_few(part, at_once), 1),
     };
@@ -193,8 +195,13 @@ fn of_few_rows(
     launch.shader.constants.extend(constants);
     launch.shader.constants.extend([("UNITS", run as u32), ("QUADS", quads), ("EIGHTS", quads / 2)]);
     // Where a vector has one scale, it is a factor of the vector's sum.
-    let factored = matches!(part.element, WeightElement::Integers { minimum: false, .. });
-    let launch = launch.flag("FACTORED", factored && !part.has_small_groups());
+    let integers = matches!(part.element, WeightElement::Integers { .. }) && !part.has_small_groups();
+    let minima = matches!(part.element, WeightElement::Integers { minimum: true, .. });
+    let summed = dtype != DType::F32;
+    let factored = integers && (summed || !minima);
+    launch = launch.flag("FACTORED", factored).flag("SUMMED", factored && summed);
+    launch = launch.flag("MINIMA", factored && minima);
+    launch = launch.flag("WHOLE", part.columns.is_multiple_of(4 * part.quads()));
     let groups = tiling.units.div_ceil(run).saturating_mul(rows.div_ceil(at_once));
     launch.groups(groups).reducing(false).flag("ONE_ROW", at_once == 1).flag("RUN", run > 1)
 }
@@ -207,7 +214,7 @@ struct Run {
 
 impl Run {
     /// Workgroups of a dispatch: about as many as large GPUs run at once.
-    const GROUPS: usize = 512;
+    const GROUPS: usize = 768;
     /// The most threads of a workgroup.
     const THREADS: usize = 256;
 

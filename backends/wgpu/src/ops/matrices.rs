@@ -160,11 +160,7 @@ pub(super) fn plan(
         let mut launch = Launch::new(super::linear::SOURCE, "linear_matrices").groups(groups);
         launch.shader.parts.push(SOURCE);
         launch = if direct { launch.vectors("x", call, 0)? } else { launch.scratch("x", &halves, true)? };
-        launch = launch.words().weight_part("w", fused.weight, index, Some(part))?;
-        // The kernel says why its weight is writable.
-        if let Some(weight) = launch.shader.tensors.last_mut() {
-            weight.read_only = false;
-        }
+        launch = launch.words().weight_part("w", fused.weight, index, Some(part))?.writable();
         launch = launch.operand("bias", call, fused.bias.unwrap_or(usize::MAX))?;
         if scaled {
             launch = launch.scratch("x_scales", &scales, false)?.flag("X_SCALED", true);

@@ -50,8 +50,8 @@ fn a_single_row_is_read_eight_elements_at_a_time(
 }
 
 #[rstest]
-#[case::four_bits(DType::F16, "int4g128_f16", [1, 4109, 256], Some((32, 3)))]
-#[case::as_many_threads_as_vectors(DType::F16, "int4g128_f16", [1, 28_672, 8192], Some((256, 14)))]
+#[case::four_bits(DType::F16, "int4g128_f16", [1, 4109, 256], Some((32, 2)))]
+#[case::as_many_threads_as_vectors(DType::F16, "int4g128_f16", [1, 28_672, 8192], Some((256, 10)))]
 #[case::few_outputs(DType::F16, "int4g128_f16", [1, 2048, 256], None)]
 #[case::several_steps(DType::F16, "int4g128_f16", [1, 4109, 14_336], None)]
 #[case::two_rows(DType::F16, "int4g128_f16", [2, 4109, 256], None)]
