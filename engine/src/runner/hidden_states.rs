@@ -7,6 +7,7 @@ use super::{
     Runner,
     active_request::ActiveRequest,
     executor::{Executor, STEP_TIMEOUT},
+    pooler::{Pooler, THREAD_VALUES},
     readback::read_pinned,
 };
 use crate::{
@@ -15,10 +16,11 @@ use crate::{
     schedule::{ScheduledSequence, SequenceKey},
 };
 use dsrun_core::{
-    DType, Error, Size, TensorType, WeightFormat,
+    DType, Error, Size, TensorType,
     device::{BufferSlice, Device, MemoryKind},
     program::Program,
 };
+use rayon::prelude::*;
 use std::ops::Range;
 
 /// Rows of an output.
@@ -156,26 +158,45 @@ impl HiddenStates {
 }
 
 impl Runner {
-    /// Pools the hidden states of a completed step, and ends the embedding requests that are done.
+    /// Pools the hidden states of a completed step, and ends the embedding requests that are done. Threads pool texts side by side.
     ///
     /// # Errors
     /// If the device failed.
     pub(super) fn pool_hidden_states(&mut self, slot: usize, chunks: &[HiddenChunk]) -> Result<()> {
+        let mut texts = Vec::with_capacity(chunks.len());
         let mut place = 0;
         for chunk in chunks {
             let row = self.hidden.row(chunk)?;
             let size = chunk.tokens.len() * row.bytes();
+            let sent = match &self.hidden.memory[slot] {
+                Some(memory) if size > 0 => {
+                    let memory = memory.slice(place, size)?;
+                    Some(read_pinned(&memory, self.executor.stream(), STEP_TIMEOUT)?)
+                }
+                _ => None,
+            };
             place += size;
-            let Some(sequence) = self.requests.scheduler_mut().get_mut(chunk.key) else { continue };
-            let (id, Some(pooler)) = (sequence.item.id, &mut sequence.item.pooler) else { continue };
-            if let (Some(memory), true) = (&self.hidden.memory[slot], size > 0) {
-                let memory = memory.slice(place - size, size)?;
-                let sent = read_pinned(&memory, self.executor.stream(), STEP_TIMEOUT)?;
-                let mut states = vec![0.0; chunk.tokens.len() * row.width];
-                WeightFormat::Dense(row.dtype).decode_row(&sent, &mut states)?;
-                pooler.add(chunk.tokens.start, &states, row.width);
+            let sequence = self.requests.scheduler_mut().get_mut(chunk.key);
+            if let Some(pooler) = sequence.and_then(|sequence| sequence.item.pooler.take()) {
+                texts.push((chunk, row, sent, pooler));
             }
-            match pooler.embedding() {
+        }
+        let pool =
+            |(chunk, row, sent, pooler): &mut (&HiddenChunk, RowType, Option<Vec<u8>>, Pooler)| match sent {
+                Some(sent) => pooler.add(chunk.tokens.start, sent, row.dtype, row.width),
+                None => Ok(()),
+            };
+        if place < 2 * THREAD_VALUES * self.hidden.states.dtype.bytes() {
+            texts.iter_mut().try_for_each(pool)?;
+        } else {
+            texts.par_iter_mut().try_for_each(pool)?;
+        }
+        for (chunk, _, _, pooler) in texts {
+            let embedding = pooler.embedding();
+            let Some(sequence) = self.requests.scheduler_mut().get_mut(chunk.key) else { continue };
+            let id = sequence.item.id;
+            sequence.item.pooler = Some(pooler);
+            match embedding {
                 None => {}
                 Some(Ok(embedding)) => {
                     self.requests.add_embedding(id, embedding);
