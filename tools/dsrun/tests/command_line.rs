@@ -491,6 +491,17 @@ fn bench_prefill_reports_each_length() {
 }
 
 #[test]
+fn bench_prefill_measures_the_texts_of_an_encoder() {
+    let bert = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tests/fixtures/encoders/bert");
+    let bench = ["bench", "prefill", "--prompt", "7", "--batch", "3", "--repeat", "1", "-q", "--model", bert];
+    let text = run(dsrun(&bench)).out;
+    assert!(text.contains("tokens       vector"), "{text}");
+    let figures = json(&run(dsrun(&bench).arg("--json")).out);
+    assert_eq!((&figures["encoder"], &figures["prompts"][0]["tokens"]), (&true.into(), &7.into()));
+    assert!(figures["prompts"][0]["operations_per_second"].as_f64().unwrap() > 0.0, "{figures}");
+}
+
+#[test]
 fn bench_kernels_reports_every_distinct_call() {
     let bench = |more: &[&str]| {
         let fixed = ["bench", "kernels", "--batch", "2", "--past", "20", "--repeat", "1", "-q"];

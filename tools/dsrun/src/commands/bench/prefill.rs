@@ -1,4 +1,4 @@
-//! `dsrun bench prefill`: measures the speed of prompt processing.
+//! `dsrun bench prefill`: measures how fast prompts are processed, or the texts of an encoder.
 
 use super::{median::median, prompts::prompt};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
-use dsrun_engine::{Engine, Request, SamplingOptions};
+use dsrun_engine::{EmbeddingRequest, Engine, Request, SamplingOptions};
 use serde::Serialize;
 use std::{
     thread,
@@ -30,6 +30,8 @@ struct Figures {
     pause_seconds: u64,
     /// Tokens that a step may process.
     step_tokens: usize,
+    /// Whether the model is an encoder.
+    encoder: bool,
     prompts: Vec<Prompt>,
 }
 
@@ -37,7 +39,7 @@ struct Figures {
 #[derive(Debug, Serialize)]
 struct Prompt {
     tokens: usize,
-    /// Seconds from the first request until all requests have their first token.
+    /// Seconds from the first request until all requests have their first token, or all texts their vector.
     seconds: f64,
     tokens_per_second: f64,
     /// Operations of matrix products per second, attention included; with several ranks, those of rank 0.
@@ -93,16 +95,22 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
         repeats: command.measure.repeat,
         pause_seconds: command.pause,
         step_tokens: options.step_tokens,
+        encoder: engine.limits().encoder,
         prompts,
     };
     if command.measure.json { print_json(&figures) } else { show(&figures) }
 }
 
-/// Seconds until all prompts have their first token.
+/// Seconds until all prompts have their first token, or all texts their vector.
 fn run_once(engine: &mut Engine, batch: usize, tokens: usize, vocabulary: usize) -> Result<f64> {
+    let encodes = engine.limits().encoder;
     let start = Instant::now();
     for request in 0..batch {
         let prompt = prompt(request, tokens, vocabulary);
+        if encodes {
+            engine.submit_embedding(EmbeddingRequest { tokens: prompt, ..EmbeddingRequest::default() })?;
+            continue;
+        }
         engine.submit(Request {
             prompt,
             sampling: SamplingOptions::default(),
@@ -113,6 +121,7 @@ fn run_once(engine: &mut Engine, batch: usize, tokens: usize, vocabulary: usize)
     while !engine.is_idle() {
         engine.step()?;
     }
+    engine.take_embeddings();
     Ok(start.elapsed().as_secs_f64())
 }
 
@@ -130,7 +139,8 @@ fn show(figures: &Figures) -> Result<()> {
         figures.step_tokens,
         figures.repeats
     ))?;
-    print(&format!("{:>8} {:>12} {:>12} {:>10}", "tokens", "first token", "tokens/s", "TFLOP/s"))?;
+    let answer = if figures.encoder { "vector" } else { "first token" };
+    print(&format!("{:>8} {:>12} {:>12} {:>10}", "tokens", answer, "tokens/s", "TFLOP/s"))?;
     for prompt in &figures.prompts {
         print(&format!(
             "{:>8} {:>9.2} ms {:>12.1} {:>10.3}",
