@@ -20,7 +20,7 @@ pub(crate) enum BenchCommand {
     Latency(Latency),
     /// Measure the overhead of the default backend as a plugin.
     Abi(Abi),
-    /// Measure how fast prompts are processed.
+    /// Measure how fast prompts are processed, or the texts of an encoder.
     Prefill(Prefill),
     /// Measure the tokens per second of many requests at once.
     Throughput(Throughput),
