@@ -14,6 +14,7 @@ use dsrun_conformance::{
     suite::{DRAWN, Group, Item, groups},
 };
 use dsrun_core::{
+    DType,
     device::{Backend, DeviceOptions},
     op::Profile,
 };
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         // The kernels for cooperative matrices, which software adapters lack.
         Run::new("wgpu_matrices", Arc::new(WgpuBackend::with_emulated_matrices()), |group| {
             MULTIPLYING.contains(&group.op())
+                || (group.op() == "attention" && group.dtype() == Some(DType::F16))
         }),
     ];
     // The runs of a group one after the other, so that its items are made once.
@@ -65,7 +67,7 @@ const WEIGHTED: &[&str] = &["embed", "linear", "linear_w8a8", "grouped_linear", 
 /// The backends that have kernels for i8 caches.
 const QUANTISING: &[&str] = &["cpu", "candle"];
 
-/// The ops whose many rows are multiplied by matrices.
+/// The ops whose many rows are multiplied by matrices; `attention` is too, in f16.
 const MULTIPLYING: &[&str] =
     &["linear", "norm_linear", "linear_add", "mlp_input", "attention_input", "paged_attention"];
 

@@ -28,15 +28,6 @@ var<workgroup> sequence_shared: Sequence;
 // A sequence: its index, its first row, its rows in this step, and its keys.
 struct Sequence { index: u32, start: i32, queries: i32, length: i32 }
 
-fn sequences() -> u32 {
-    let count = min(start_live(), queries_live());
-#if PAGED
-    return min(count, min(lengths_live(), tables_live()));
-#else
-    return count;
-#endif
-}
-
 // The parts of the products of the query and four keys that one of four threads computes.
 #if VECTORS
 fn products_with(keys: vec4<u32>, part: u32) -> vec4<f32> {
@@ -139,7 +130,7 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
 #if CAUSAL
     keys.y = min(keys.y, position + 1);
 #endif
-    if (P.window > 0u) { keys.x = max(keys.x, position - i32(min(P.window, 0x3fffffffu)) + 1); }
+    if (P.window > 0u) { keys.x = max(keys.x, position - window() + 1); }
     let kv_head = head / P.group;
 
     var largest = minus_infinity();
@@ -171,7 +162,7 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
             value_at = u32(sequence.start + key) * P.value_stride + kv_head * P.value_size;
 #endif
 #if BOTH_SIDES
-            if (P.window > 0u && key - position >= i32(min(P.window, 0x3fffffffu))) { visible = false; }
+            if (P.window > 0u && key - position >= window()) { visible = false; }
 #endif
 #if EXPLICIT
             let token = key - first_position;
@@ -204,15 +195,7 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
         var score = minus_infinity();
         if (visible) {
             let of_four = vec4<f32>(parts[4u * lid], parts[4u * lid + 1u], parts[4u * lid + 2u], parts[4u * lid + 3u]);
-            score = P.scale * ((of_four.x + of_four.y) + (of_four.z + of_four.w));
-            if (P.softcap > 0.0) { score = P.softcap * tanh_of(score / P.softcap); }
-            if (alibi_here) {
-                var distance = position - key;
-#if BOTH_SIDES
-                distance = abs(distance);
-#endif
-                score -= alibi_get(head) * f32(distance);
-            }
+            score = score_of_product((of_four.x + of_four.y) + (of_four.z + of_four.w), position, key, head);
         }
         let next = max(largest, largest_of_group(score, lid));
         var weight = 0.0;

@@ -29,25 +29,12 @@ struct Segment {
     end_key: i32,
 }
 
-fn sequences() -> u32 {
-    let count = min(start_live(), queries_live());
-#if PAGED
-    return min(count, min(lengths_live(), tables_live()));
-#else
-    return count;
-#endif
-}
-
 // The rows of a sequence that has enough of them, from the first to before the last.
 fn rows_of(sequence: u32) -> vec2<u32> {
     let start = start_get(sequence * P.start_stride);
     let count = queries_get(sequence * P.queries_stride);
     if (start < 0 || count < i32(P.many)) { return vec2<u32>(); }
     return vec2<u32>(u32(start), u32(start) + u32(count));
-}
-
-fn window() -> i32 {
-    return i32(min(P.window, 0x3fffffffu));
 }
 
 fn segment_of(sequence: u32, first: u32, rows: u32) -> Segment {
@@ -112,16 +99,7 @@ fn find_keys(segment: Segment, head: u32, first: i32, lid: u32) {
 // The score of a key, minus infinity if the row does not see it.
 fn score_of(product: f32, position: i32, key: i32, is_stored: bool, head: u32) -> f32 {
     if (!is_stored || !sees(position, key)) { return minus_infinity(); }
-    var score = P.scale * product;
-    if (P.softcap > 0.0) { score = P.softcap * tanh_of(score / P.softcap); }
-    if (alibi_here) {
-#if BOTH_SIDES
-        score -= alibi_get(head) * f32(abs(position - key));
-#else
-        score -= alibi_get(head) * f32(position - key);
-#endif
-    }
-    return score;
+    return score_of_product(product, position, key, head);
 }
 
 // The rows of the call.

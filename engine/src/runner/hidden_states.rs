@@ -168,18 +168,17 @@ impl Runner {
         for chunk in chunks {
             let row = self.hidden.row(chunk)?;
             let size = chunk.tokens.len() * row.bytes();
+            place += size;
+            let sequence = self.requests.scheduler_mut().get_mut(chunk.key);
+            let Some(pooler) = sequence.and_then(|sequence| sequence.item.pooler.take()) else { continue };
             let sent = match &self.hidden.memory[slot] {
                 Some(memory) if size > 0 => {
-                    let memory = memory.slice(place, size)?;
+                    let memory = memory.slice(place - size, size)?;
                     Some(read_pinned(&memory, self.executor.stream(), STEP_TIMEOUT)?)
                 }
                 _ => None,
             };
-            place += size;
-            let sequence = self.requests.scheduler_mut().get_mut(chunk.key);
-            if let Some(pooler) = sequence.and_then(|sequence| sequence.item.pooler.take()) {
-                texts.push((chunk, row, sent, pooler));
-            }
+            texts.push((chunk, row, sent, pooler));
         }
         let pool =
             |(chunk, row, sent, pooler): &mut (&HiddenChunk, RowType, Option<Vec<u8>>, Pooler)| match sent {

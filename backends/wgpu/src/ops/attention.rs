@@ -15,6 +15,7 @@ use dsrun_core::{
 };
 
 const SOURCE: &str = include_str!("../../kernels/attention.wgsl");
+const SCORES: &str = include_str!("../../kernels/scores.wgsl");
 const TILES: &str = include_str!("../../kernels/tiles.wgsl");
 const TILED: &str = include_str!("../../kernels/attention_tiled.wgsl");
 const BY_MATRICES: &str = include_str!("../../kernels/attention_matrices.wgsl");
@@ -135,8 +136,9 @@ fn of_tiles(call: &CallDesc, op: &Attributes, spec: &DeviceSpec) -> Result<Optio
     with_attributes(factors(launch, call, op)?, op).map(Some)
 }
 
-/// Adds the parameters that all kernels have.
-fn with_attributes(launch: Launch, op: &Attributes) -> Result<Launch> {
+/// Adds the parameters and functions that all kernels have.
+fn with_attributes(mut launch: Launch, op: &Attributes) -> Result<Launch> {
+    launch.shader.parts.push(SCORES);
     let [key_size, value_size] = op.sizes;
     let launch = launch
         .param("heads", Value::U32(op.heads))
