@@ -21,7 +21,7 @@ use dsrun_core::{
     program::Program,
 };
 use rayon::prelude::*;
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 /// Rows of an output.
 #[derive(Clone, Copy, Debug)]
@@ -133,9 +133,19 @@ impl HiddenStates {
         chunks: &[HiddenChunk],
     ) -> Result<()> {
         const EMBED: SegmentSet = SegmentSet::new(&[StepSegment::Embed]);
-        let size = |chunk: &HiddenChunk| Ok(chunk.tokens.len() * self.row(chunk)?.bytes());
-        let sizes: Vec<usize> = chunks.iter().map(size).collect::<Result<_>>()?;
-        let bytes = sizes.iter().sum();
+        // Rows of texts that are neighbours in the step are copied at once.
+        let mut runs: Vec<(StepOutput, Range<usize>)> = Vec::new();
+        for chunk in chunks {
+            let row = self.row(chunk)?.bytes();
+            let range = chunk.row * row..(chunk.row + chunk.tokens.len()) * row;
+            match runs.last_mut() {
+                Some((output, run)) if *output == chunk.output && run.end == range.start => {
+                    run.end = range.end
+                }
+                _ => runs.push((chunk.output, range)),
+            }
+        }
+        let bytes = runs.iter().map(|(_, run)| run.len()).sum();
         if bytes == 0 {
             return Ok(());
         }
@@ -146,12 +156,10 @@ impl HiddenStates {
         executor.run_until(executor.issued())?;
         let (step, _, stream) = executor.step(bucket)?;
         let mut place = 0;
-        for (chunk, size) in chunks.iter().zip(sizes) {
-            if size > 0 {
-                let rows = step.output(chunk.output)?.slice(chunk.row * self.row(chunk)?.bytes(), size)?;
-                stream.copy(&rows, &memory.slice(place, size)?)?;
-            }
-            place += size;
+        for (output, run) in runs.into_iter().filter(|(_, run)| !run.is_empty()) {
+            let rows = step.output(output)?.slice(run.start, run.len())?;
+            stream.copy(&rows, &memory.slice(place, run.len())?)?;
+            place += run.len();
         }
         Ok(())
     }
@@ -163,7 +171,7 @@ impl Runner {
     /// # Errors
     /// If the device failed.
     pub(super) fn pool_hidden_states(&mut self, slot: usize, chunks: &[HiddenChunk]) -> Result<()> {
-        let mut texts = Vec::with_capacity(chunks.len());
+        let (mut sent, mut texts) = (Vec::with_capacity(chunks.len()), Vec::with_capacity(chunks.len()));
         let mut place = 0;
         for chunk in chunks {
             let row = self.hidden.row(chunk)?;
@@ -171,26 +179,27 @@ impl Runner {
             place += size;
             let sequence = self.requests.scheduler_mut().get_mut(chunk.key);
             let Some(pooler) = sequence.and_then(|sequence| sequence.item.pooler.take()) else { continue };
-            let sent = match &self.hidden.memory[slot] {
-                Some(memory) if size > 0 => {
-                    let memory = memory.slice(place - size, size)?;
-                    Some(read_pinned(&memory, self.executor.stream(), STEP_TIMEOUT)?)
-                }
-                _ => None,
-            };
-            texts.push((chunk, row, sent, pooler));
+            let memory = self.hidden.memory[slot].as_ref().filter(|_| size > 0);
+            sent.push(memory.map(|memory| memory.slice(place - size, size)).transpose()?);
+            texts.push((chunk, row, pooler));
+        }
+        let mut states: Vec<Cow<'_, [u8]>> = Vec::with_capacity(sent.len());
+        for memory in &sent {
+            states.push(match memory {
+                Some(memory) => read_pinned(memory, self.executor.stream(), STEP_TIMEOUT)?,
+                None => Cow::default(),
+            });
         }
         let pool =
-            |(chunk, row, sent, pooler): &mut (&HiddenChunk, RowType, Option<Vec<u8>>, Pooler)| match sent {
-                Some(sent) => pooler.add(chunk.tokens.start, sent, row.dtype, row.width),
-                None => Ok(()),
+            |((chunk, row, pooler), states): (&mut (&HiddenChunk, RowType, Pooler), &Cow<'_, [u8]>)| {
+                pooler.add(chunk.tokens.start, states, row.dtype, row.width)
             };
         if place < 2 * THREAD_VALUES * self.hidden.states.dtype.bytes() {
-            texts.iter_mut().try_for_each(pool)?;
+            texts.iter_mut().zip(&states).try_for_each(pool)?;
         } else {
-            texts.par_iter_mut().try_for_each(pool)?;
+            texts.par_iter_mut().zip(&states).try_for_each(pool)?;
         }
-        for (chunk, _, _, pooler) in texts {
+        for (chunk, _, pooler) in texts {
             let embedding = pooler.embedding();
             let Some(sequence) = self.requests.scheduler_mut().get_mut(chunk.key) else { continue };
             let id = sequence.item.id;

@@ -8,7 +8,7 @@ use dsrun_core::{
     Error,
     device::{BufferSlice, Device, Event, MemoryKind, Stream},
 };
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, slice, sync::Arc, time::Duration};
 
 /// A sampled token as the device returns it (-1 for no token), with the logarithm of its probability.
 pub(crate) type SampledToken = (i32, f32);
@@ -168,8 +168,8 @@ impl Readback {
     ) -> Result<Vec<SampledToken>> {
         let Slot { memory, event, .. } = &self.slots[pending.slot];
         event.synchronize("the tokens of a step", timeout)?;
-        let bytes =
-            read_pinned(&memory.slice(0, pending.log_offset + ELEMENT * pending.count)?, stream, timeout)?;
+        let memory = memory.slice(0, pending.log_offset + ELEMENT * pending.count)?;
+        let bytes = read_pinned(&memory, stream, timeout)?;
         let (ids, log_probabilities) = bytes.split_at_checked(pending.log_offset).ok_or_else(too_short)?;
         let [(ids, _), (log_probabilities, _)] = [ids, log_probabilities].map(<[u8]>::as_chunks::<ELEMENT>);
         let pairs = ids.iter().zip(log_probabilities).take(pending.count);
@@ -189,32 +189,36 @@ impl Readback {
         timeout: Duration,
     ) -> Result<Vec<f32>> {
         let memory = self.slots[pending.slot].logits.as_ref().ok_or_else(too_short)?;
-        let bytes = read_pinned(&memory.slice(place * row_bytes, row_bytes)?, stream, timeout)?;
+        let row = memory.slice(place * row_bytes, row_bytes)?;
+        let bytes = read_pinned(&row, stream, timeout)?;
         Ok(bytes.as_chunks::<ELEMENT>().0.iter().map(|element| f32::from_le_bytes(*element)).collect())
     }
 }
 
-/// Reads pinned memory that no work in flight writes to: the event after the copies into it was reached, and the next copies into
-/// the same slot are not enqueued before [`Readback::send`] is called again.
+/// The bytes of pinned memory that no work in flight writes to: the event after the copies into it was reached, and the next copies
+/// into the same slot are not enqueued before [`Readback::send`] is called again. They are copied only from a device whose pinned
+/// memory the host cannot access.
 ///
 /// # Errors
 /// If the device failed.
-pub(crate) fn read_pinned(
-    memory: &BufferSlice,
+pub(crate) fn read_pinned<'memory>(
+    memory: &'memory BufferSlice,
     stream: &mut dyn Stream,
     timeout: Duration,
-) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; memory.bytes];
+) -> Result<Cow<'memory, [u8]>> {
     match memory.buffer.host_pointer() {
         // SAFETY: a slice lies inside its buffer and keeps it alive, and no work in flight writes to it, as said above.
         Some(pointer) => unsafe {
-            let source = pointer.as_ptr().add(memory.offset);
-            std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len());
+            let start = pointer.as_ptr().add(memory.offset);
+            Ok(Cow::Borrowed(slice::from_raw_parts(start, memory.bytes)))
         },
-        // The host cannot access this device's pinned memory: this waits for all work, later steps included.
-        None => stream.download(memory, &mut bytes, "the tokens of a step", timeout)?,
+        // This waits for all work, later steps included.
+        None => {
+            let mut bytes = vec![0; memory.bytes];
+            stream.download(memory, &mut bytes, "the tokens of a step", timeout)?;
+            Ok(Cow::Owned(bytes))
+        }
     }
-    Ok(bytes)
 }
 
 fn too_short() -> Error {
