@@ -46,7 +46,7 @@ pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     match &call.op {
         Op::Embed(op) => elementwise::embed(op, call),
         Op::RmsNorm(op) => norm::rms_norm(op, call, device),
-        Op::LayerNorm(op) => norm::layer_norm(op, call),
+        Op::LayerNorm(op) => norm::layer_norm(op, call, device),
         Op::Linear(op) => gemm::linear(op, call, device),
         Op::LinearW8A8(op) => gemm::linear_w8a8(op, call, device),
         Op::QuantPerToken(_) => quantise::quant_per_token(call),

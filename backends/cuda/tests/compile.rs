@@ -287,7 +287,12 @@ fn batch_calls(dtype: DType) -> Vec<ValidCall> {
         calls.push(call(Op::Region(add.into()), vec![x.clone(), w.clone(), residual]));
         let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
         let region = well_known::mlp_input(norm, dtype, false, gated).unwrap();
-        calls.push(call(Op::Region(region.into()), vec![x, tensor(dtype, &[192]), w]));
+        calls.push(call(Op::Region(region.into()), vec![x.clone(), tensor(dtype, &[192]), w.clone()]));
+        // A bias in f32, which cuBLASLt does not add to 16 bits.
+        let plain = Activation { function: Nonlinearity::GeluErf, limit: 0.0 };
+        let region = well_known::mlp_input(norm, dtype, true, plain).unwrap();
+        let bias = tensor(DType::F32, &[outputs]);
+        calls.push(call(Op::Region(region.into()), vec![x, tensor(dtype, &[192]), w, bias]));
     }
     calls
 }
@@ -367,6 +372,7 @@ fn plane_calls(dtype: DType) -> Vec<ValidCall> {
     let mut calls = vec![
         call(norm, vec![plane.clone(), vector.clone()]),
         call(LayerNorm { eps: 1e-5 }, vec![plane.clone(), vector.clone(), vector.clone()]),
+        call(LayerNorm { eps: 1e-5 }, vec![tensor(dtype, &[3, 63]), None, None]),
         call(add, vec![plane.clone(), plane.clone(), plane.clone(), vector.clone()]),
         call(GatherRows {}, vec![plane.clone(), ids.clone()]),
         call(KvWrite {}, vec![cache.clone(), cache.clone(), plane.clone(), plane.clone(), ids.clone()]),

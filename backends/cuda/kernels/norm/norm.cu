@@ -141,3 +141,74 @@ extern "C" __global__ void layer_norm(const __grid_constant__ LayerNormParams p)
         }
     }
 }
+
+/*
+ * The same, 8 elements at a time, with as many blocks as are resident at once. A thread that has at most VECTORS vectors of
+ * a row keeps them in registers; longer rows are read again, from the L1 or the L2. Rows up to 32 * VECTORS * 8 elements have a warp each.
+ */
+extern "C" __global__ void layer_norm_wide(const __grid_constant__ LayerNormParams p) {
+    launch_dependents_and_wait();
+    i64 rows = p.extent.count();
+    int step = blockDim.x * 8, first = threadIdx.x * 8;
+    bool kept = p.width <= VECTORS * step;
+    FOR_ROWS(row, rows) {
+        const X* from = p.x.row(row);
+        X* to = p.y.row(row);
+        float value[VECTORS][8];
+        if (kept) {
+#pragma unroll
+            for (int piece = 0; piece < VECTORS; ++piece) {
+                if (first + piece * step < p.width) load_eight(from + first + piece * step, value[piece]);
+            }
+        }
+        auto for_each_vector = [&](auto use) {
+            if (kept) {
+#pragma unroll
+                for (int piece = 0; piece < VECTORS; ++piece) {
+                    if (first + piece * step < p.width) use(first + piece * step, value[piece]);
+                }
+            } else {
+                for (i64 i = first; i < p.width; i += step) {
+                    load_eight(from + i, value[0]);
+                    use(i, value[0]);
+                }
+            }
+        };
+        float sum = 0.0f;
+        for_each_vector([&](i64, const float (&x)[8]) {
+#pragma unroll
+            for (int k = 0; k < 8; ++k) sum += x[k];
+        });
+        float mean = block_sum(sum) / (float)p.width;
+        /* Corrects the mean for its rounding error, which for a large mean is not small compared with the deviations. */
+        float squares = 0.0f, rest = 0.0f;
+        for_each_vector([&](i64, const float (&x)[8]) {
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+                float deviation = x[k] - mean;
+                squares += deviation * deviation;
+                rest += deviation;
+            }
+        });
+        squares = block_sum(squares);
+        rest = block_sum(rest) / (float)p.width;
+        float variance = squares / (float)p.width - rest * rest;
+        float scale = 1.0f / sqrtf((variance > 0.0f || is_nan(variance) ? variance : 0.0f) + p.eps);
+        for_each_vector([&](i64 i, const float (&x)[8]) {
+            float weight[8], y[8];
+#pragma unroll
+            for (int k = 0; k < 8; ++k) y[k] = ((x[k] - mean) - rest) * scale;
+            if (p.weight) {
+                load_eight(p.weight + i, weight);
+#pragma unroll
+                for (int k = 0; k < 8; ++k) y[k] *= weight[k];
+            }
+            if (p.bias) {
+                load_eight(p.bias + i, weight);
+#pragma unroll
+                for (int k = 0; k < 8; ++k) y[k] += weight[k];
+            }
+            store_eight(to + i, y);
+        });
+    }
+}

@@ -27,8 +27,10 @@ use dsrun_core::{
 };
 use std::sync::Arc;
 
-/// Threads per SM, limited by registers, of the kernel that processes [`WIDE`] elements at a time.
+/// Threads per SM, limited by registers, of the kernels that process [`WIDE`] elements at a time.
 const AT_ONCE: usize = 1024;
+/// Vectors of [`WIDE`] elements of a row that a thread of `layer_norm_wide` keeps in registers.
+const VECTORS: usize = 4;
 
 kernel_struct! {
     /// Parameters of `rms_norm` and `rms_norm_wide`.
@@ -46,7 +48,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Parameters of `layer_norm`.
+    /// Parameters of `layer_norm` and `layer_norm_wide`.
     struct LayerNormParams {
         extent: ExtentParams = "Extent",
         width: i64 = "i64",
@@ -93,14 +95,22 @@ pub(super) fn params_header() -> (String, String) {
     kernel_struct::params_header("norm/norm", &declarations)
 }
 
-/// With `wide`, the kernel processes [`WIDE`] elements at a time.
-fn rms_norm_spec(x: &str, weight: &str, wide: bool) -> KernelSpec {
-    let entry = if wide { "rms_norm_wide" } else { "rms_norm" };
-    KernelSpec::new("norm/norm.cu", entry, [("X", &x), ("WEIGHT", &weight), ("BIAS", &"f32")])
+fn spec(entry: &'static str, [x, weight, bias]: [&str; 3]) -> KernelSpec {
+    KernelSpec::new(
+        "norm/norm.cu",
+        entry,
+        [("X", &x as _), ("WEIGHT", &weight), ("BIAS", &bias), ("VECTORS", &VECTORS)],
+    )
 }
 
-fn layer_norm_spec(x: &str, weight: &str, bias: &str) -> KernelSpec {
-    KernelSpec::new("norm/norm.cu", "layer_norm", [("X", &x), ("WEIGHT", &weight), ("BIAS", &bias)])
+/// With `wide`, the kernel processes [`WIDE`] elements at a time.
+fn rms_norm_spec(x: &str, weight: &str, wide: bool) -> KernelSpec {
+    spec(if wide { "rms_norm_wide" } else { "rms_norm" }, [x, weight, "f32"])
+}
+
+/// With `wide`, the kernel processes [`WIDE`] elements at a time.
+fn layer_norm_spec(x: &str, weight: &str, bias: &str, wide: bool) -> KernelSpec {
+    spec(if wide { "layer_norm_wide" } else { "layer_norm" }, [x, weight, bias])
 }
 
 /// A norm as a separate launch, whose result in scratch memory is the input of the next launch.
@@ -121,14 +131,14 @@ pub(super) fn in_front(
 ) -> Result<InFront> {
     let wide = match norm {
         Norm::Rms(_, gain) => wide_norm(x, y, operand(call, gain)?.shape[0]),
-        Norm::Layer(..) => false,
+        Norm::Layer(..) => wide_norm(x, y, x.shape[1]),
     };
     let x = type_name(x.dtype)?;
     let spec = match norm {
         Norm::Rms(_, gain) => rms_norm_spec(x, type_of(call, gain)?, wide),
         Norm::Layer(_, gain, shift) => {
             let name = |index: Option<usize>| index.map_or(Ok("f32"), |index| type_of(call, index));
-            layer_norm_spec(x, name(gain)?, name(shift)?)
+            layer_norm_spec(x, name(gain)?, name(shift)?, wide)
         }
     };
     Ok(InFront { spec, norm, wide, sm_count: device.sm_count })
@@ -145,12 +155,15 @@ impl InFront {
         let (rows, columns) = (x.size(0), x.size(1));
         let extent = ExtentParams::of(rows, &[x, frame.result(0)?]);
         let (x, y) = (MatrixParams::of(x), MatrixParams::of(y));
-        let shape = |width| shape(rows, columns, width, self.wide, self.sm_count);
+        let shape = |width, vectors| {
+            let vectors = self.wide.then_some(vectors);
+            shape(rows, columns, width, vectors, self.sm_count)
+        };
         match self.norm {
             Norm::Rms(op, weight) => {
                 let weight = frame.tensor(weight)?;
                 let params = RmsNormParams::of(&op, extent, x, weight, y);
-                let (grid, threads) = shape(weight.size(0));
+                let (grid, threads) = shape(weight.size(0), 1);
                 Ok(LaunchOp::kernel(function, grid, threads, &params))
             }
             Norm::Layer(op, weight, bias) => {
@@ -158,7 +171,7 @@ impl InFront {
                 let (weight, bias) = (optional(weight), optional(bias));
                 let params =
                     LayerNormParams { extent, width: columns as i64, x, weight, bias, y, eps: op.eps };
-                let (grid, threads) = shape(columns);
+                let (grid, threads) = shape(columns, VECTORS);
                 Ok(LaunchOp::kernel(function, grid, threads, &params))
             }
         }
@@ -173,12 +186,16 @@ pub(super) fn grid(rows: usize, columns: usize, width: usize) -> [usize; 3] {
     [columns / width.max(1), rows.min(MAX_GRID), 1]
 }
 
-/// Blocks and threads of a norm; with `wide`, blocks loop over rows.
-fn shape(rows: usize, columns: usize, width: usize, wide: bool, sm_count: usize) -> ([usize; 3], usize) {
-    if !wide {
-        return (grid(rows, columns, width), threads(width));
-    }
-    let threads = threads(width / WIDE);
+/// Blocks and threads of a norm; threads that take this many vectors of [`WIDE`] elements belong to blocks that loop over rows.
+fn shape(
+    rows: usize,
+    columns: usize,
+    width: usize,
+    vectors: Option<usize>,
+    sm_count: usize,
+) -> ([usize; 3], usize) {
+    let Some(vectors) = vectors else { return (grid(rows, columns, width), threads(width)) };
+    let threads = threads((width / WIDE).div_ceil(vectors));
     let groups = (columns / width.max(1)).max(1);
     let at_once = (sm_count * (AT_ONCE / threads)).div_ceil(groups);
     (grid(evenly(rows, at_once), columns, width), threads)
@@ -199,7 +216,7 @@ pub(super) fn rms_norm(op: &RmsNorm, call: &CallDesc, device: &DeviceSpec) -> Re
         let (rows, width) = (y.size(0), weight.size(0));
         let extent = ExtentParams::of(rows, &[x, y]);
         let params = RmsNormParams::of(&op, extent, MatrixParams::of(x), weight, MatrixParams::of(y));
-        let (grid, threads) = shape(rows, y.size(1), width, wide, sm_count);
+        let (grid, threads) = shape(rows, y.size(1), width, wide.then_some(1), sm_count);
         Ok(LaunchOp::kernel(function, grid, threads, &params))
     }))
 }
@@ -210,9 +227,11 @@ pub(super) fn wide_norm(x: &TensorDesc, y: &TensorDesc, width: usize) -> bool {
     [x, y].iter().all(|plane| plane.strides[0].is_multiple_of(WIDE)) && width.is_multiple_of(WIDE)
 }
 
-pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc) -> Result<KernelPlan> {
-    let eps = op.eps;
-    let spec = layer_norm_spec(type_of(call, 0)?, type_or_first(call, 1)?, type_or_first(call, 2)?);
+pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
+    let (eps, sm_count) = (op.eps, device.sm_count);
+    let (x, y) = (operand(call, 0)?, result(call, 0)?);
+    let wide = wide_norm(x, y, x.shape[1]);
+    let spec = layer_norm_spec(type_name(x.dtype)?, type_or_first(call, 1)?, type_or_first(call, 2)?, wide);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, width) = (y.size(0), y.size(1));
@@ -225,7 +244,8 @@ pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc) -> Result<KernelPlan> 
             y: MatrixParams::of(y),
             eps,
         };
-        Ok(LaunchOp::kernel(function, grid(rows, width, width), threads(width), &params))
+        let (grid, threads) = shape(rows, width, width, wide.then_some(VECTORS), sm_count);
+        Ok(LaunchOp::kernel(function, grid, threads, &params))
     }))
 }
 
@@ -233,9 +253,7 @@ pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc) -> Result<KernelPlan> 
 pub(super) fn add_rms_norm(add: &Add, norm: &RmsNorm, call: &CallDesc) -> Result<KernelPlan> {
     let (alpha, eps, weight_offset) = (add.alpha, norm.eps, norm.weight_offset);
     operand(call, 1)?;
-    let types: [(_, &dyn std::fmt::Display); 3] =
-        [("X", &type_of(call, 0)?), ("WEIGHT", &type_of(call, 2)?), ("BIAS", &"f32")];
-    let spec = KernelSpec::new("norm/norm.cu", "add_rms_norm", types);
+    let spec = spec("add_rms_norm", [type_of(call, 0)?, type_of(call, 2)?, "f32"]);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (a, b, weight) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (r, y) = (frame.result(0)?, frame.result(1)?);
@@ -262,20 +280,21 @@ mod tests {
     use rstest::rstest;
 
     #[rstest]
-    #[case::a_row_each(512, 4096, 4096, true)]
-    #[case::in_turns(2048, 4096, 4096, true)]
-    #[case::short_rows(20_000, 576, 576, true)]
-    #[case::heads(8192, 4096, 128, true)]
-    #[case::long_rows(8192, 32_768, 32_768, true)]
-    #[case::element_by_element(8192, 4095, 4095, false)]
-    #[case::nothing(8192, 0, 8, true)]
+    #[case::a_row_each(512, 4096, 4096, Some(1))]
+    #[case::in_turns(2048, 4096, 4096, Some(1))]
+    #[case::short_rows(20_000, 576, 576, Some(1))]
+    #[case::a_warp_each(20_000, 768, 768, Some(VECTORS))]
+    #[case::heads(8192, 4096, 128, Some(1))]
+    #[case::long_rows(8192, 32_768, 32_768, Some(1))]
+    #[case::element_by_element(8192, 4095, 4095, None)]
+    #[case::nothing(8192, 0, 8, Some(1))]
     fn blocks_cover_the_groups(
         #[case] rows: usize,
         #[case] columns: usize,
         #[case] width: usize,
-        #[case] wide: bool,
+        #[case] vectors: Option<usize>,
     ) {
-        let ([groups, blocks, _], threads) = shape(rows, columns, width, wide, 132);
+        let ([groups, blocks, _], threads) = shape(rows, columns, width, vectors, 132);
         assert_eq!(groups, columns / width);
         // Rows are taken in turns, so that any number of blocks covers them.
         assert!(groups == 0 || (1..=rows.min(MAX_GRID)).contains(&blocks), "{blocks}");

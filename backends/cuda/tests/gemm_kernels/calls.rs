@@ -38,11 +38,23 @@ struct Layout {
     residual_gap: usize,
     /// Whether activations have an extent.
     bounded: bool,
-    bias: bool,
+    bias: Bias,
 }
 
-const PLAIN: Layout = Layout { x_gap: 0, y_gap: 0, residual_gap: 0, bounded: false, bias: false };
-const BOUNDED: Layout = Layout { bounded: true, bias: true, ..PLAIN };
+/// Whether there is a bias, and its type.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Bias {
+    #[default]
+    Absent,
+    /// The type of the activations.
+    Alike,
+    /// The type that models keep biases in.
+    F32,
+}
+
+const PLAIN: Layout = Layout { x_gap: 0, y_gap: 0, residual_gap: 0, bounded: false, bias: Bias::Absent };
+const BOUNDED: Layout = Layout { bounded: true, bias: Bias::Alike, ..PLAIN };
+const F32_BIAS: Layout = Layout { bias: Bias::F32, ..BOUNDED };
 
 impl Layout {
     fn name(self) -> String {
@@ -52,7 +64,16 @@ impl Layout {
                 name += &format!(", {of} rows {gap} apart");
             }
         }
-        name + if self.bounded { ", extent" } else { "" } + if self.bias { ", bias" } else { "" }
+        let bias = match self.bias {
+            Bias::Absent => "",
+            Bias::Alike => ", bias",
+            Bias::F32 => ", f32 bias",
+        };
+        name + if self.bounded { ", extent" } else { "" } + bias
+    }
+
+    fn is_biased(self) -> bool {
+        self.bias != Bias::Absent
     }
 }
 
@@ -99,7 +120,8 @@ impl Product {
     /// Weight and bias.
     fn weight(self, layout: Layout) -> Vec<Operand> {
         let weight = WeightType { format: self.format, shape: vec![self.outputs, self.inputs] };
-        let bias = layout.bias.then(|| tensor(self.dtype, &[self.outputs]));
+        let dtype = if layout.bias == Bias::F32 { DType::F32 } else { self.dtype };
+        let bias = layout.is_biased().then(|| tensor(dtype, &[self.outputs]));
         [Some(OperandDesc::Weight(weight))].into_iter().chain(bias).collect()
     }
 
@@ -125,7 +147,7 @@ impl Product {
         self.family(&format!("linear, sum with alpha {alpha}"), layout, move |rows| {
             let residual = rows_of(self.dtype, rows, self.outputs, layout.residual_gap, layout);
             let operands = [vec![self.x(rows, layout)], self.weight(layout), vec![residual]].concat();
-            region(well_known::linear_add(self.dtype, layout.bias, Add { alpha }), operands, layout)
+            region(well_known::linear_add(self.dtype, layout.is_biased(), Add { alpha }), operands, layout)
         })
     }
 
@@ -138,7 +160,7 @@ impl Product {
     fn norm_linear(self, norm: Norm, width: usize, layout: Layout) -> Family {
         self.family(&format!("{} of {width}, linear", norm_name(norm)), layout, move |rows| {
             let operands = self.normed(norm, width, rows, layout);
-            region(well_known::norm_linear(norm, self.dtype, layout.bias), operands, layout)
+            region(well_known::norm_linear(norm, self.dtype, layout.is_biased()), operands, layout)
         })
     }
 
@@ -146,7 +168,7 @@ impl Product {
         let what = format!("{}, linear, {}", norm_name(norm), activation_name(activation));
         self.family(&what, layout, move |rows| {
             let operands = self.normed(norm, self.inputs, rows, layout);
-            region(well_known::mlp_input(norm, self.dtype, layout.bias, activation), operands, layout)
+            region(well_known::mlp_input(norm, self.dtype, layout.is_biased(), activation), operands, layout)
         })
     }
 
@@ -155,7 +177,7 @@ impl Product {
         self.family(&what, layout, move |rows| {
             let mut operands = self.normed(norm, self.inputs, rows, layout);
             operands.extend(heads.operands(self, rows, layout));
-            let (dtype, bias, heads) = (self.dtype, layout.bias, heads.heads(self.outputs));
+            let (dtype, bias, heads) = (self.dtype, layout.is_biased(), heads.heads(self.outputs));
             let input = AttentionInput { norm, dtype, bias, heads };
             region(well_known::attention_input(input), operands, layout)
         })
@@ -173,13 +195,17 @@ impl Product {
         self.family(&format!("linear_w8a8, sum with alpha {alpha}"), layout, move |rows| {
             let mut operands = self.bytes(rows, layout);
             operands.push(rows_of(self.dtype, rows, self.outputs, layout.residual_gap, layout));
-            region(well_known::linear_w8a8_add(self.dtype, layout.bias, Add { alpha }), operands, layout)
+            region(
+                well_known::linear_w8a8_add(self.dtype, layout.is_biased(), Add { alpha }),
+                operands,
+                layout,
+            )
         })
     }
 
     fn linear_w8a8_activation(self, activation: MlpActivation, layout: Layout) -> Family {
         self.family(&format!("linear_w8a8, {}", activation_name(activation)), layout, move |rows| {
-            let body = well_known::linear_w8a8_activation(self.dtype, layout.bias, activation);
+            let body = well_known::linear_w8a8_activation(self.dtype, layout.is_biased(), activation);
             region(body, self.bytes(rows, layout), layout)
         })
     }
@@ -188,7 +214,8 @@ impl Product {
         self.family(&format!("linear_w8a8, {}", heads.name()), layout, move |rows| {
             let mut operands = self.bytes(rows, layout);
             operands.extend(heads.operands(self, rows, layout));
-            let body = well_known::linear_w8a8_heads(self.dtype, layout.bias, heads.heads(self.outputs));
+            let body =
+                well_known::linear_w8a8_heads(self.dtype, layout.is_biased(), heads.heads(self.outputs));
             region(body, operands, layout)
         })
     }
@@ -368,6 +395,12 @@ fn region_families(dtype: DType, of: &dyn Fn(usize, usize) -> Product, all: &mut
         all.push(of(outputs, 1024).attention_input(rms(), heads, layout));
     }
     all.push(of(1024, 1024).attention_input(layer(), halves(64), BOUNDED));
+    if dtype == DType::BF16 {
+        all.push(of(768, 768).linear(dtype, F32_BIAS));
+        all.push(of(4096, 11_008).linear_add(1.0, F32_BIAS));
+        all.push(of(3072, 768).mlp_input(layer(), activation(0.0), F32_BIAS));
+        all.push(of(6144, 4096).attention_input(layer(), halves(128), F32_BIAS));
+    }
 }
 
 fn byte_families(of: &dyn Fn(usize, usize) -> Product, all: &mut Vec<Family>) {

@@ -15,6 +15,7 @@ use crate::{
         gemm::{
             families::{packed_plain, skinny},
             family::{Description, Family},
+            fused_linear::Epilogue,
             problem::{Args, Problem, ProductPlan},
         },
         plane, type_name,
@@ -75,6 +76,19 @@ impl Arrival {
     fn is_in_scratch(self) -> bool {
         matches!(self, Self::Copied | Self::Finished)
     }
+}
+
+/// The launches that a problem without a norm needs after the product: one for a bias of another type or another misfit, and one for
+/// an epilogue other than a plain sum. Rows past the extent and heads, which other kernels may need a launch for as well, do not
+/// count.
+pub(super) fn launches_after(problem: &Problem<'_>) -> usize {
+    let finished = Arrival::of(problem) == Arrival::Finished;
+    let epilogue = match problem.fused.epilogue {
+        Epilogue::Nothing | Epilogue::Heads(_) => false,
+        Epilogue::Sum(..) => !problem.is_unscaled_sum(),
+        Epilogue::Activation(_) | Epilogue::Gate(_) => true,
+    };
+    usize::from(finished) + usize::from(epilogue)
 }
 
 /// See the module.

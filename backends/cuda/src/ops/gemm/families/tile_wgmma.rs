@@ -10,6 +10,7 @@ use crate::{
         families::{
             batch_wgmma,
             bulk_copies::{ALIGNMENT, ORDER, RING, ROW_BYTES, activations, ordered_weights, weights},
+            cublaslt,
         },
         family::{Description, Family},
         fused_linear::Epilogue,
@@ -38,8 +39,10 @@ const VECTOR: usize = 8;
 const MOVED: usize = 16;
 /// The cost of the end of a tile, in k tiles.
 const END: usize = 2;
-/// Up to this many rows, a product with a residual is faster here than with cuBLASLt, which is slightly better at more rows.
-/// Measured on an H200.
+/// The cost of another launch after cuBLASLt's, in units of 4 cycles: about 1 microsecond.
+const LAUNCH: usize = 512;
+/// Up to this many rows, a product with a residual is faster here than with cuBLASLt, which is slightly better at more rows, if that
+/// needs one launch. Measured on an H200.
 const MOST_ROWS: usize = 1024;
 /// The same for a product alone, for which cuBLASLt has to clear a counter first.
 const MOST_ROWS_ALONE: usize = 2048;
@@ -58,6 +61,8 @@ struct TileConfig {
     stages: usize,
     /// The average percentage of SMs that have work.
     busy: usize,
+    /// The work of the busiest SM, in units of 4 cycles.
+    cost: usize,
 }
 
 impl TileConfig {
@@ -82,11 +87,12 @@ impl TileConfig {
         };
         let results = if gated { outputs / 2 } else { outputs };
         let outputs = OUTPUTS.into_iter().min_by_key(cost).unwrap_or(OUTPUTS[0]);
+        let cost = tiles(outputs).div_ceil(clusters) * k_tiles * outputs;
         let stages = (RING / ((ROWS + outputs) * ROW_BYTES)).min(MOST_STAGES);
         let pairs = tiles(outputs);
         let busy = 100 * pairs / (pairs.div_ceil(clusters) * clusters).max(1);
         let ordered = results.is_multiple_of(ORDER) && (outputs / 2).is_multiple_of(ORDER);
-        Self { outputs, ordered, stages, busy }
+        Self { outputs, ordered, stages, busy, cost }
     }
 
     fn of(problem: &Problem<'_>, device: &DeviceSpec) -> Self {
@@ -103,9 +109,15 @@ impl TileConfig {
         pairs.min((sm_count / CLUSTER).max(1)) * CLUSTER
     }
 
-    /// Whether a product, with a residual if `sum`, is faster than with cuBLASLt.
-    fn pays(&self, rows: usize, sum: bool) -> bool {
-        rows <= if sum { MOST_ROWS } else { MOST_ROWS_ALONE } && self.busy >= BUSY
+    /// Whether a product is faster than with cuBLASLt and the launches that it needs after it, if there is cuBLASLt.
+    fn pays(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
+        let rows = problem.rows();
+        let most = if problem.residual.is_some() { MOST_ROWS } else { MOST_ROWS_ALONE };
+        // One launch reads a product of f32 and writes results of 2 bytes, for which the product is written in 4 bytes instead of 2.
+        let moved = rows * problem.outputs() * 8 / (device.sm_count * MOVED * 4).max(1);
+        let saved = cublaslt::launches_after(problem) * (LAUNCH + moved);
+        let idle = self.cost * (100 - self.busy) / 100;
+        rows <= most && self.busy >= BUSY || saved > idle || !device.blas
     }
 
     /// Whether the kernel supports the heads of a problem: tiles consist of whole heads.
@@ -172,7 +184,7 @@ impl Family for TileWgmma {
             kernel: "tile_wgmma",
             rows: format!(
                 "more than {}; to {MOST_ROWS} with a sum and to {MOST_ROWS_ALONE} without a gate, with tiles for {BUSY}% of the \
-                 device",
+                 device, and more where cuBLASLt needs a launch after it",
                 batch_wgmma::ROWS.end()
             ),
             devices: "sm_90",
@@ -190,7 +202,7 @@ impl Family for TileWgmma {
         if device.batch_invariant {
             return batch_wgmma::for_all_rows(problem, device);
         }
-        let pays = || TileConfig::of(problem, device).pays(rows, problem.residual.is_some());
+        let pays = || TileConfig::of(problem, device).pays(problem, device);
         problem.y.dtype == problem.x.dtype
             && takes(problem, device)
             && (problem.is_gated_by_halves() || pays())
