@@ -19,5 +19,7 @@ mod latents;
 mod presets;
 #[path = "architectures/programs.rs"]
 mod programs;
+#[path = "architectures/published.rs"]
+mod published;
 #[path = "architectures/switches.rs"]
 mod switches;

@@ -16,6 +16,7 @@ const NO_EFFECT: &[&str] = &[
     // The origin of the file.
     "_name_or_path",
     "architectures",
+    "custom_pipelines",
     "finetuning_task",
     "is_llama_config",
     "task_specific_params",
@@ -38,6 +39,7 @@ const NO_EFFECT: &[&str] = &[
     // Run-time options of transformers.
     "_attn_implementation",
     "_attn_implementation_autoset",
+    "_flash_attn_2_enabled",
     "attn_implementation",
     "chunk_size_feed_forward",
     "dtype",
@@ -91,9 +93,11 @@ const NO_EFFECT: &[&str] = &[
 /// Switches of other families that old files contain. Only these values, which have no effect, are accepted.
 const FIXED: &[(&str, bool)] = &[
     ("add_cross_attention", false),
+    ("bias", false),
     ("is_decoder", false),
     ("is_encoder_decoder", false),
     ("learned_embeddings", true),
+    ("qkv_bias", false),
     ("scale_embeddings", false),
     ("tie_encoder_decoder", false),
     ("use_mrope", false),
@@ -373,17 +377,27 @@ pub(crate) fn expect(fields: &Fields<'_>, field: &str, wanted: Value, reason: &s
     }
 }
 
+/// Returns an error if a field is a number other than 1, the only supported one.
+pub(crate) fn expect_one(fields: &Fields<'_>, field: &str) -> Result<()> {
+    match fields.value(field) {
+        Some(value) if value.as_f64() != Some(1.0) => {
+            Err(ConfigError::unsupported(fields.path(field), shortened(value), "it must be 1"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Reads the activation function of the MLP.
 pub(crate) fn activation(fields: &Fields<'_>, field: &str, default: Nonlinearity) -> Result<Nonlinearity> {
     match fields.text(field)? {
         None => Ok(default),
         Some("silu" | "swish") => Ok(Nonlinearity::Silu),
         Some("gelu") => Ok(Nonlinearity::GeluErf),
-        Some("gelu_new" | "gelu_pytorch_tanh") => Ok(Nonlinearity::GeluTanh),
+        Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Ok(Nonlinearity::GeluTanh),
         Some("relu") => Ok(Nonlinearity::Relu),
         Some("quick_gelu") => Ok(Nonlinearity::QuickGelu),
         Some(other) => {
-            let reason = "supported: silu, gelu, gelu_pytorch_tanh, gelu_new, quick_gelu, relu";
+            let reason = "supported: silu, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast, quick_gelu, relu";
             Err(ConfigError::unsupported(fields.path(field), shortened(&other.into()), reason))
         }
     }

@@ -16,7 +16,7 @@ use crate::{
         Biases, ConfigError, DecoderConfig, FieldNames, Norm, Result, Rope,
         fields::Fields,
         gguf::{self, Keys},
-        hugging_face::{self, Defaults, expect},
+        hugging_face::{self, Defaults, expect, expect_one},
         rope::json::{self as rope, RopeDefaults},
     },
     layers::{Blocks, Builder},
@@ -27,6 +27,7 @@ use dsrun_core::{
     op::{Nonlinearity, RopePairing},
     program::ValueId,
 };
+use serde_json::Value;
 
 const NAMES: FieldNames = FieldNames { eps: Some("layer_norm_eps"), ..FieldNames::HUGGING_FACE };
 
@@ -38,12 +39,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "cohere2",
         config: cohere2,
-        harmless: &[
-            "cache_implementation",
-            "order_of_interleaved_layers",
-            "position_embedding_type",
-            "rotary_pct",
-        ],
+        harmless: &["cache_implementation", "use_parallel_embedding"],
         gguf: Some(Gguf { name: "cohere2", config: cohere2_from_gguf, tensors: Names::GGUF, export: None }),
         ..COHERE
     },
@@ -94,13 +90,23 @@ fn cohere(fields: &Fields<'_>) -> Result<DecoderConfig> {
 
 fn cohere2(fields: &Fields<'_>) -> Result<DecoderConfig> {
     let mut config = decoder(fields, "cohere2")?;
-    for (field, wanted) in
-        [("use_parallel_block", true), ("use_qk_norm", false), ("use_gated_activation", true)]
-    {
-        expect(fields, field, wanted.into(), &format!("it must be {wanted}"))?;
+    // Published files say in words of their own what transformers computes whatever they say.
+    for (field, wanted) in [
+        ("order_of_interleaved_layers", Value::from("local_attn_first")),
+        ("position_embedding_type", "rope_gptj".into()),
+        ("use_embedding_sharing", config.tied.into()),
+        ("use_gated_activation", true.into()),
+        ("use_parallel_block", true.into()),
+        ("use_qk_norm", false.into()),
+    ] {
+        let reason = format!("it must be {wanted}");
+        expect(fields, field, wanted, &reason)?;
     }
+    expect_one(fields, "rotary_pct")?;
     let window = hugging_face::required_sliding_window(fields, 4096)?;
     let period = fields.size("sliding_window_pattern", 1, usize::MAX)?.unwrap_or(4);
+    let reason = format!("it must be {period}, as sliding_window_pattern");
+    expect(fields, "layer_switch", period.into(), &reason)?;
     let sliding = |layer: usize| !(layer + 1).is_multiple_of(period);
     config.set_windows(hugging_face::windows(fields, config.layers, Some(window), sliding)?);
     config.rotate_windows_only();

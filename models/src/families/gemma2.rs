@@ -66,8 +66,8 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "gemma2",
         config: gemma2,
-        // Old files have the default of `hidden_act` beside `hidden_activation`, and a switch for the cache.
-        harmless: &["cache_implementation", "hidden_act"],
+        // Old files have the default of `hidden_act` beside `hidden_activation`, the window under two names, and a switch for the cache.
+        harmless: &["cache_implementation", "hidden_act", "sliding_window_size"],
         tensors: Names { own: SANDWICH, ..Names::HUGGING_FACE },
         blocks: Blocks { embed: |build, table| build.embed_by_width(table), layer },
         gguf: Some(Gguf { name: "gemma2", config: gemma2_from_gguf, tensors: Names::GGUF, export: None }),

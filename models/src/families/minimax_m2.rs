@@ -16,7 +16,7 @@ use crate::{
         ConfigError, DecoderConfig, FieldNames, Result,
         fields::{Fields, shortened},
         gguf::{self, Keys},
-        hugging_face::{self, Defaults, expect},
+        hugging_face::{self, Defaults, expect, expect_one},
         limits,
         mixture::{Mixture, MixtureNames, SOFTMAX},
         mixture_fields::{self, MixtureDefaults},
@@ -36,8 +36,10 @@ const ROUTER: MoeRoute = MoeRoute { score: RouterScore::Sigmoid, norm: RouterNor
 pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
     name: "minimax_m2",
     config,
-    // What predicts further tokens is left alone.
+    // What predicts further tokens is left alone. Layers of dense MLPs and shared experts, whose size is 0, are those of MiniMax-M1.
     harmless: &[
+        "mlp_intermediate_size",
+        "shared_moe_mode",
         "output_router_logits",
         "router_jitter_noise",
         "use_mtp",
@@ -81,6 +83,12 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
         ("sliding_window", Value::Null),
     ] {
         expect(fields, field, value, ONLY)?;
+    }
+    // Factors of the residuals of MiniMax-M1.
+    for layer in ["linear_attention", "full_attention", "mlp"] {
+        for factor in ["alpha", "beta"] {
+            expect_one(fields, &format!("layernorm_{layer}_{factor}"))?;
+        }
     }
     if let Some(kinds) = fields.value("attn_type_list")
         && kinds.as_array().is_none_or(|kinds| kinds.iter().any(|kind| kind.as_u64() != Some(1)))

@@ -26,6 +26,7 @@ use dsrun_core::{Result as CoreResult, op::Nonlinearity, program::ValueId};
 pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
     name: "modernbert",
     config,
+    // The type of positions is left over from BERT.
     harmless: &[
         "classifier_dropout",
         "cls_token_id",
@@ -37,6 +38,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
         "initializer_cutoff_factor",
         "layer_norm_eps",
         "mlp_dropout",
+        "position_embedding_type",
         "reference_compile",
         "repad_logits_with_grad",
         "sparse_pred_ignore_index",

@@ -24,7 +24,7 @@ use crate::{
         Biases, ConfigError, DecoderConfig, FieldNames, Result, SharedExpert,
         fields::Fields,
         gguf::{self, Keys},
-        hugging_face::{self, Defaults},
+        hugging_face::{self, Defaults, expect},
         limits,
         mixture::{MixtureNames, SOFTMAX},
         mixture_fields::{self, MixtureDefaults},
@@ -106,6 +106,9 @@ fn qwen2(fields: &Fields<'_>) -> Result<DecoderConfig> {
 fn qwen3(fields: &Fields<'_>) -> Result<DecoderConfig> {
     let defaults = MixtureDefaults { experts: Some(128), top_k: Some(8), intermediate: Some(768) };
     let mut config = qwen(fields, "qwen3_moe", 4, defaults)?;
+    // Fields of other members of the family, which files of Qwen3-Coder have.
+    expect(fields, NAMES.mixture.shared, 0.into(), "there is no shared expert (0)")?;
+    expect(fields, "use_qk_norm", true.into(), "heads have norms (true)")?;
     config.biases = Biases::of(fields.flag("attention_bias")?.unwrap_or(false), false);
     let switched_on = fields.flag("use_sliding_window")?.unwrap_or(false);
     let window = hugging_face::sliding_window(fields, Some(4096))?.filter(|_| switched_on);

@@ -14,7 +14,7 @@ use crate::{
         Biases, DecoderConfig, FieldNames, Norm, Result,
         fields::Fields,
         gguf::{self, Keys},
-        hugging_face::{self, Defaults, expect},
+        hugging_face::{self, Defaults, expect, expect_one},
         rope::json::{self as rope, RopeDefaults},
     },
     layers::{Blocks, Builder},
@@ -33,7 +33,8 @@ const NAMES: FieldNames =
 pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
     name: "stablelm",
     config,
-    harmless: &[],
+    // Files of the first release repeat some fields under older names.
+    harmless: &["norm_eps", "num_heads", "rope_pct"],
     blocks: Blocks { layer, ..LLAMA.blocks },
     gguf: Some(Gguf { name: "stablelm", config: from_gguf, tensors: Names::GGUF, export: None }),
     writable: false,
@@ -64,6 +65,7 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     let defaults = RopeDefaults { partial: Some(0.25), ..RopeDefaults::of(&config) };
     config.rotate_all(rope::read(fields, defaults)?);
     expect(fields, "qk_layernorm", false.into(), "norms of heads are not supported (false)")?;
+    expect_one(fields, "rotary_scaling_factor")?;
     config.checked(&NAMES)
 }
 

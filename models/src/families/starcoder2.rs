@@ -12,7 +12,7 @@ use crate::{
         Biases, DecoderConfig, FieldNames, Norm, Result,
         fields::Fields,
         gguf::{self, Keys},
-        hugging_face::{self, Defaults},
+        hugging_face::{self, Defaults, expect},
         rope::json::{self as rope, RopeDefaults},
     },
     layers::{Blocks, Builder},
@@ -31,7 +31,16 @@ const NAMES: FieldNames =
 pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture {
     name: "starcoder2",
     config,
-    harmless: &["activation_function", "embedding_dropout", "norm_type", "residual_dropout"],
+    // Published files repeat some fields under the names of the first StarCoder.
+    harmless: &[
+        "activation_function",
+        "attention_softmax_in_fp32",
+        "embedding_dropout",
+        "layer_norm_epsilon",
+        "norm_type",
+        "residual_dropout",
+        "scale_attention_softmax_in_fp32",
+    ],
     tensors: Names {
         own: &[
             TensorName::of(&[Part::Up], "layers.{}.mlp.c_fc"),
@@ -71,6 +80,13 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     let mut config = hugging_face::decoder(fields, "starcoder2", &NAMES, &defaults)?;
     let biased = fields.flag("use_bias")?.unwrap_or(true);
     config.norm = Norm::LAYER;
+    expect(fields, "mlp_type", "default".into(), "the MLP has no gate (default)")?;
+    expect(
+        fields,
+        "scale_attn_weights",
+        true.into(),
+        "scores are divided by the root of the head size (true)",
+    )?;
     config.biases = Biases { gate: false, ..Biases::of(biased, biased) };
     config.rotate_all(rope::read(fields, RopeDefaults::of(&config))?);
     config.set_windows(vec![hugging_face::sliding_window(fields, None)?; config.layers]);

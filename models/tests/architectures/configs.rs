@@ -7,12 +7,12 @@ use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-fn read(config: &Value) -> Result<DecoderConfig, ConfigError> {
+pub(super) fn read(config: &Value) -> Result<DecoderConfig, ConfigError> {
     DecoderConfig::from_json_bytes(config.to_string().as_bytes())
 }
 
 /// The least that a configuration must say.
-fn least(model_type: &str) -> Value {
+pub(super) fn least(model_type: &str) -> Value {
     match model_type {
         "gpt2" => {
             json!({"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 1000})
@@ -47,7 +47,7 @@ fn windows(config: &DecoderConfig) -> Vec<Option<u32>> {
     config.attention.iter().map(|layer| layer.window).collect()
 }
 
-fn with(model_type: &str, fields: Value) -> Value {
+pub(super) fn with(model_type: &str, fields: Value) -> Value {
     let mut config = least(model_type);
     for (field, value) in fields.as_object().unwrap() {
         config[field] = value.clone();
