@@ -79,7 +79,9 @@ impl Model {
             WeightFiles::Gguf(paths) => Self::from_gguf(files, paths)?,
             WeightFiles::Safetensors(paths) => Self::from_safetensors(files, paths)?,
         };
-        model.embedding = embedding(files, model.config.embedding_width())?;
+        if let Some(embedding) = embedding(files, model.config.embedding_width())? {
+            model.embedding = Some(embedding);
+        }
         model.check()?;
         Ok(model)
     }
@@ -94,8 +96,9 @@ impl Model {
         if parts > 1 && others.is_empty() {
             return Err(ModelError::Split { path: path.to_owned(), parts });
         }
-        let config = DecoderConfig::from_gguf(&file)
-            .map_err(|source| ModelError::Config { path: path.to_owned(), source })?;
+        let wrong = |source| ModelError::Config { path: path.to_owned(), source };
+        let config = DecoderConfig::from_gguf(&file).map_err(wrong)?;
+        let embedding = TextEmbedding::from_gguf(&file).map_err(wrong)?;
         let tokenizer = gguf_tokenizer(files, path, &file)?;
         let text = |id: Option<u32>| {
             id.zip(tokenizer.as_ref()).and_then(|(id, tokenizer)| tokenizer.id_to_token(id))
@@ -119,7 +122,8 @@ impl Model {
             let tensors = families::of(&config)?.gguf.as_ref().map(|gguf| &gguf.tensors);
             tensors.map_or(Naming::Plain, |tensors| tensors.of_file(|name| names.contains(&name)))
         };
-        Ok(Self::assemble(files.name.clone(), config, weights, naming, tokenizer, chat, generation))
+        let model = Self::assemble(files.name.clone(), config, weights, naming, tokenizer, chat, generation);
+        Ok(Self { embedding, ..model })
     }
 
     fn from_safetensors(files: &ModelFiles, paths: &[PathBuf]) -> Result<Self> {

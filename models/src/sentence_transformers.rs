@@ -1,11 +1,17 @@
 //! How a model embeds texts, as sentence-transformers says it beside the weights: which modules follow the model, and how its hidden
-//! states are pooled.
+//! states are pooled. GGUF files say the latter in their metadata.
 //!
 //! `modules.json` lists the model itself, a module that pools, and perhaps one that scales vectors to length 1. A list with another
 //! module, such as a further linear layer, is refused: the vectors would not be those of the model.
 
-use crate::config::ConfigError;
-use crate::config::fields::{Fields, shortened};
+use crate::{
+    config::{
+        ConfigError,
+        fields::{Fields, shortened},
+        gguf::{self, whole_key},
+    },
+    gguf::GgufFile,
+};
 use serde_json::{Map, Value};
 
 /// The file that lists the modules.
@@ -34,6 +40,28 @@ pub struct TextEmbedding {
     pub pooling: TextPooling,
     /// Whether vectors are scaled to length 1.
     pub normalize: bool,
+}
+
+impl TextEmbedding {
+    /// Reads the pooling of a GGUF file, if it has one. Vectors are scaled to length 1, as llama.cpp scales them.
+    ///
+    /// # Errors
+    /// If the pooling is not supported.
+    pub(crate) fn from_gguf(file: &GgufFile) -> Result<Option<Self>, ConfigError> {
+        let Some(architecture) = whole_key::<&str>(file, "general.architecture")? else { return Ok(None) };
+        let key = format!("{architecture}.{}", gguf::POOLING);
+        let pooling = match whole_key::<u32>(file, &key)? {
+            None | Some(0) => return Ok(None),
+            Some(1) => TextPooling::Mean,
+            Some(2) => TextPooling::First,
+            Some(3) => TextPooling::Last,
+            Some(other) => {
+                let reason = "supported: 0 (none), 1 (mean), 2 (first token), 3 (last token)";
+                return Err(ConfigError::unsupported(key, other, reason));
+            }
+        };
+        Ok(Some(Self { pooling, normalize: true }))
+    }
 }
 
 /// The shorter vectors that a model was trained for: the first elements of a text's vector are one, too.

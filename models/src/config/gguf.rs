@@ -17,11 +17,14 @@ use crate::{
 use dsrun_core::op::{Nonlinearity, RopePairing};
 use std::{cell::RefCell, collections::HashSet};
 
-/// Keys that have no effect.
-const NO_EFFECT: &[&str] = &["rope.scaling.finetuned", "tensor_data_layout"];
+/// How hidden states are pooled into the vector of a text.
+pub(crate) const POOLING: &str = "pooling_type";
+
+/// Keys that have no effect on the program. [`crate::sentence_transformers::TextEmbedding`] reads [`POOLING`].
+const NO_EFFECT: &[&str] = &["rope.scaling.finetuned", "tensor_data_layout", POOLING];
 
 /// Counts of parts that these models do not have; some converters write them as 0.
-const ZERO: &[&str] = &["expert_count", "expert_used_count", "leading_dense_block_count", "pooling_type"];
+const ZERO: &[&str] = &["expert_count", "expert_used_count", "leading_dense_block_count"];
 
 /// The tensor of divisors of rotary frequencies.
 const ROPE_DIVISORS: &str = "rope_freqs.weight";

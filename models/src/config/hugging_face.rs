@@ -26,6 +26,7 @@ const NO_EFFECT: &[&str] = &[
     "unsloth_fixed",
     "unsloth_version",
     // Training.
+    "_num_labels",
     "attention_dropout",
     "gradient_checkpointing",
     "hidden_dropout",

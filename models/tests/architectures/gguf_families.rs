@@ -5,6 +5,7 @@ use dsrun_models::{
     config::{DecoderConfig, RopeScaling, Temperature},
     gguf::GgufFile,
     model::Model,
+    sentence_transformers::{TextEmbedding, TextPooling},
 };
 use rstest::rstest;
 use std::fs;
@@ -37,8 +38,13 @@ fn without(fixture: &str, key: &str) -> Vec<u8> {
     bytes
 }
 
+/// The configuration of the file with one key more.
+fn with(bytes: Vec<u8>, key: &str, kind: u32, value: [u8; 4]) -> Result<DecoderConfig, String> {
+    read(extended(bytes, key, kind, value))
+}
+
 /// The file with one key more, of a type with this number.
-fn with(mut bytes: Vec<u8>, key: &str, kind: u32, value: [u8; 4]) -> Result<DecoderConfig, String> {
+fn extended(mut bytes: Vec<u8>, key: &str, kind: u32, value: [u8; 4]) -> Vec<u8> {
     let entry = |key: &str, kind: u32, value: &[u8]| {
         [&(key.len() as u64).to_le_bytes(), key.as_bytes(), &kind.to_le_bytes(), value].concat()
     };
@@ -50,7 +56,7 @@ fn with(mut bytes: Vec<u8>, key: &str, kind: u32, value: [u8; 4]) -> Result<Deco
     let keys = u64::from_le_bytes(bytes[16..24].try_into().unwrap());
     bytes[16..24].copy_from_slice(&(keys + 2).to_le_bytes());
     bytes.splice(24..24, entries);
-    read(bytes)
+    bytes
 }
 
 const U32: u32 = 4;
@@ -185,4 +191,31 @@ fn granite_with_experts_may_have_a_shared_one() {
     );
     let none = changed("granitemoeshared_f16", KEY, 0u32.to_le_bytes()).unwrap();
     assert_eq!(shared(none), ("granitemoe", None));
+}
+
+/// As the published files of Qwen3-Embedding say it.
+#[rstest]
+#[case::none(0, Ok(None))]
+#[case::mean(1, Ok(Some(TextPooling::Mean)))]
+#[case::first(2, Ok(Some(TextPooling::First)))]
+#[case::last(3, Ok(Some(TextPooling::Last)))]
+#[case::rank(4, Err("qwen2.pooling_type = 4 is not supported: supported: 0 (none)"))]
+fn files_say_how_texts_are_pooled(
+    #[case] value: u32,
+    #[case] expected: Result<Option<TextPooling>, &'static str>,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("embedding.gguf");
+    let bytes = fs::read(fixtures::gguf("qwen2_f32")).unwrap();
+    fs::write(&path, extended(bytes, "qwen2.pooling_type", U32, value.to_le_bytes())).unwrap();
+    match (Model::open(&path), expected) {
+        (Ok(model), Ok(pooling)) => {
+            let expected = pooling.map(|pooling| TextEmbedding { pooling, normalize: true });
+            assert_eq!(model.embedding(), expected);
+        }
+        (Err(error), Err(named)) => assert!(error.to_string().contains(named), "{error}"),
+        (opened, expected) => {
+            panic!("{:?} where {expected:?} was expected", opened.map(|model| model.embedding()))
+        }
+    }
 }

@@ -26,6 +26,7 @@ use serde_json::{Value, json};
     "norm_type": "layer_norm", "scale_attention_softmax_in_fp32": true, "scale_attn_weights": true,
 }))]
 #[case::fine_tuned("mistral", json!({"_flash_attn_2_enabled": true, "bias": false}))]
+#[case::distilgpt2("gpt2", json!({"_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}))]
 fn fields_that_change_nothing_are_accepted(#[case] model_type: &str, #[case] fields: Value) {
     assert_eq!(read(&with(model_type, fields)).unwrap(), read(&least(model_type)).unwrap());
 }
