@@ -52,7 +52,7 @@ pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
         Op::QuantPerToken(_) => quantise::quant_per_token(call),
         Op::Activation(op) => elementwise::activation(op, call),
         Op::GatedActivation(op) => elementwise::gated_activation(op, call),
-        Op::Rope(op) => elementwise::rope(op, call),
+        Op::Rope(op) => elementwise::rope(op, call, device),
         Op::KvWrite(_) => cache::kv_write(call),
         Op::LatentWrite(_) => cache::latent_write(call),
         Op::PageGather(_) => cache::page_gather(call),

@@ -442,6 +442,8 @@ fn plane_calls(dtype: DType) -> Vec<ValidCall> {
             vec![plane.clone(), ids.clone(), frequencies],
         ));
     }
+    let many_rows = vec![tensor(dtype, &[1024, 768]), tensor(DType::I32, &[1024]), tensor(DType::F32, &[32])];
+    calls.push(call(Rope { heads: 12, pairing: RopePairing::Halves, scale: 1.0 }, many_rows));
     calls
 }
 

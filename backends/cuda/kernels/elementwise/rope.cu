@@ -1,3 +1,10 @@
+/* Rotates a pair. Roundings are explicit, so that both kernels agree to the bit. */
+__device__ inline void turn(float& a, float& b, float angle, float scale) {
+    float sine = sinf(angle), cosine = cosf(angle), first = a;
+    a = __fmul_rn(scale, __fmaf_rn(first, cosine, -__fmul_rn(b, sine)));
+    b = __fmul_rn(scale, __fmaf_rn(b, cosine, __fmul_rn(first, sine)));
+}
+
 /*
  * rope: rotary embedding, one thread for each pair of a head and for each element that is copied unrotated.
  *
@@ -22,10 +29,40 @@ extern "C" __global__ void rope(const __grid_constant__ RopeParams p) {
             }
             i64 first = NEIGHBOURS ? 2 * item : item, second = NEIGHBOURS ? 2 * item + 1 : item + p.pairs;
             float angle = __fmul_rn((float)position, p.frequencies[item]);
-            float sine = sinf(angle), cosine = cosf(angle);
             float a = widen(from[first]), b = widen(from[second]);
-            to[first] = narrow<X>(p.scale * (a * cosine - b * sine));
-            to[second] = narrow<X>(p.scale * (b * cosine + a * sine));
+            turn(a, b, angle, p.scale);
+            to[first] = narrow<X>(a);
+            to[second] = narrow<X>(b);
         }
     }
 }
+
+#if !NEIGHBOURS
+/*
+ * The same with 8 pairs, or 8 elements that are not rotated, per thread: heads, their rotated parts and rows of multiples of 8
+ * elements. Grid: blocks of 256 vectors, those of all rows in turn. One thread computes 8 sines and cosines, so this is for many rows.
+ */
+extern "C" __global__ void rope_wide(const __grid_constant__ RopeParams p) {
+    launch_dependents_and_wait();
+    i64 in_head = (p.size - p.pairs) / 8, in_row = p.heads * in_head, all = p.extent.count() * in_row;
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += (i64)gridDim.x * blockDim.x) {
+        i64 row = i / in_row, vector = i - row * in_row;
+        int position = p.positions[row];
+        if (position < 0) continue;
+        i64 head = (u32)vector / (u32)in_head * p.size, item = (u32)vector % (u32)in_head * 8;
+        const X* from = p.x.row(row) + head + item;
+        X* to = p.y.row(row) + head + item;
+        float a[8], b[8];
+        load_eight(from + p.pairs, b);
+        if (item < p.pairs) {
+            load_eight(from, a);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+                turn(a[k], b[k], __fmul_rn((float)position, p.frequencies[item + k]), p.scale);
+            }
+            store_eight(to, a);
+        }
+        store_eight(to + p.pairs, b);
+    }
+}
+#endif

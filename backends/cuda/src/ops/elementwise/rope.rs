@@ -1,15 +1,16 @@
 //! Rotary embedding of queries or keys.
 
 use crate::{
+    arch::DeviceSpec,
     driver::{
         kernel_spec::KernelSpec,
         kernel_struct::{self, Pointer, declaration, kernel_struct},
         launch::LaunchOp,
     },
     ops::{
-        KernelPlan, THREADS,
+        KernelPlan, THREADS, WIDE, operand,
         params::{ExtentParams, MatrixParams},
-        plane, type_of,
+        plane, result, type_of,
     },
 };
 use dsrun_core::{
@@ -19,7 +20,7 @@ use dsrun_core::{
 };
 
 kernel_struct! {
-    /// Parameters of `rope`.
+    /// Parameters of `rope` and `rope_wide`.
     struct RopeParams {
         extent: ExtentParams = "Extent",
         x: MatrixParams = "Matrix<const X>",
@@ -36,16 +37,21 @@ kernel_struct! {
     }
 }
 
-/// The generated header of the kernel's parameters.
+/// The maximum number of blocks of `rope_wide`; more vectors are taken in turns.
+const MAX_BLOCKS: usize = 1 << 20;
+
+/// The generated header of the kernels' parameters.
 pub(super) fn params_header() -> (String, String) {
     kernel_struct::params_header("elementwise/rope", &[declaration::<RopeParams>()])
 }
 
-pub(in crate::ops) fn rope(op: &Rope, call: &CallDesc) -> Result<KernelPlan> {
+pub(in crate::ops) fn rope(op: &Rope, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     let (heads, scale) = (op.heads as usize, op.scale);
+    let wide = is_wide(op, call, device)?;
     let neighbours = i32::from(op.pairing == RopePairing::Neighbours);
     let defines: [(_, &dyn std::fmt::Display); 2] = [("X", &type_of(call, 0)?), ("NEIGHBOURS", &neighbours)];
-    let spec = KernelSpec::new("elementwise/rope.cu", "rope", defines);
+    let entry = if wide { "rope_wide" } else { "rope" };
+    let spec = KernelSpec::new("elementwise/rope.cu", entry, defines);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, positions, frequencies) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let y = frame.result(0)?;
@@ -61,6 +67,22 @@ pub(in crate::ops) fn rope(op: &Rope, call: &CallDesc) -> Result<KernelPlan> {
             pairs: pairs as i64,
             scale,
         };
-        Ok(LaunchOp::kernel(function, plane(rows, heads * (size - pairs)), THREADS, &params))
+        let items = heads * (size - pairs);
+        let grid = match wide {
+            true => [(rows * items / WIDE).div_ceil(THREADS).min(MAX_BLOCKS), 1, 1],
+            false => plane(rows, items),
+        };
+        Ok(LaunchOp::kernel(function, grid, THREADS, &params))
     }))
+}
+
+/// Whether heads and their rotated parts consist of vectors of [`WIDE`] elements, of which all multiprocessors have a block.
+fn is_wide(op: &Rope, call: &CallDesc, device: &DeviceSpec) -> Result<bool> {
+    let (x, pairs, y) = (operand(call, 0)?, operand(call, 2)?.shape[0], result(call, 0)?);
+    if y.shape.iter().product::<usize>() < 2 * WIDE * THREADS * device.sm_count {
+        return Ok(false);
+    }
+    let whole = |size: usize| size.is_multiple_of(WIDE);
+    let heads = whole(y.shape[1] / (op.heads as usize).max(1)) && whole(pairs);
+    Ok(op.pairing == RopePairing::Halves && heads && whole(x.strides[0]) && whole(y.strides[0]))
 }
