@@ -50,6 +50,7 @@ const THRESHOLDS: &[Shape] = &[
     ("rows_65537", 65_537, 1, 2, 1, 0, layout(0, None)),
     ("heads_257", 2, 257, 4, 2, 7, layout(0, None)),
     ("heads_1025", 1, 1025, 2, 1, 7, layout(0, None)),
+    ("many_rows", 1030, 12, 64, 24, 3, layout(8, Some(1027))),
 ];
 
 pub(super) fn rope(dtype: DType) -> Vec<Case> {

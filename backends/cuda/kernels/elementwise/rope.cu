@@ -52,16 +52,17 @@ extern "C" __global__ void rope_wide(const __grid_constant__ RopeParams p) {
         i64 head = (u32)vector / (u32)in_head * p.size, item = (u32)vector % (u32)in_head * 8;
         const X* from = p.x.row(row) + head + item;
         X* to = p.y.row(row) + head + item;
-        float a[8], b[8];
-        load_eight(from + p.pairs, b);
-        if (item < p.pairs) {
-            load_eight(from, a);
+        if (item >= p.pairs) {
 #pragma unroll
-            for (int k = 0; k < 8; ++k) {
-                turn(a[k], b[k], __fmul_rn((float)position, p.frequencies[item + k]), p.scale);
-            }
-            store_eight(to, a);
+            for (int k = 0; k < 8; k += Lanes<X>::count) store_vector(to + p.pairs + k, load_vector(from + p.pairs + k));
+            continue;
         }
+        float a[8], b[8];
+        load_eight(from, a);
+        load_eight(from + p.pairs, b);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) turn(a[k], b[k], __fmul_rn((float)position, p.frequencies[item + k]), p.scale);
+        store_eight(to, a);
         store_eight(to + p.pairs, b);
     }
 }

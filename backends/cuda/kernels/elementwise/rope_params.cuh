@@ -3,7 +3,7 @@
  *
  * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
  */
-/* Parameters of `rope`. */
+/* Parameters of `rope` and `rope_wide`. */
 struct RopeParams {
     Extent extent;
     Matrix<const X> x;

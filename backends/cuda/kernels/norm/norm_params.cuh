@@ -24,7 +24,7 @@ static_assert(sizeof(RmsNormParams::y) == 16 && alignof(decltype(RmsNormParams::
 static_assert(sizeof(RmsNormParams::eps) == 4 && alignof(decltype(RmsNormParams::eps)) == 4, "RmsNormParams as in Rust");
 static_assert(sizeof(RmsNormParams::weight_offset) == 4 && alignof(decltype(RmsNormParams::weight_offset)) == 4, "RmsNormParams as in Rust");
 
-/* Parameters of `layer_norm`. */
+/* Parameters of `layer_norm` and `layer_norm_wide`. */
 struct LayerNormParams {
     Extent extent;
     i64 width;
