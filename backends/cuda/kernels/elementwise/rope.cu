@@ -1,3 +1,9 @@
+/*
+ * rope: rotary embedding. Every element is read once and written once. The angle is a product rounded once; sine and cosine reduce
+ * their argument exactly, however large it is. With NEIGHBOURS a pair is two neighbouring elements, otherwise two elements that are
+ * `pairs` apart.
+ */
+
 /* Rotates a pair. Roundings are explicit, so that both kernels agree to the bit. */
 __device__ inline void turn(float& a, float& b, float angle, float scale) {
     float sine = sinf(angle), cosine = cosf(angle), first = a;
@@ -5,13 +11,7 @@ __device__ inline void turn(float& a, float& b, float angle, float scale) {
     b = __fmul_rn(scale, __fmaf_rn(b, cosine, __fmul_rn(first, sine)));
 }
 
-/*
- * rope: rotary embedding, one thread for each pair of a head and for each element that is copied unrotated.
- *
- * Grid: (chunks of 256 items of a row, rows up to 65535). Every element is read once and written once. The angle is a product
- * rounded once; sine and cosine reduce their argument exactly, however large it is. With NEIGHBOURS a pair is two neighbouring
- * elements, otherwise two elements that are `pairs` apart.
- */
+/* One thread for each pair of a head and for each element that is copied unrotated. Grid: (chunks of 256 items of a row, rows up to 65535). */
 extern "C" __global__ void rope(const __grid_constant__ RopeParams p) {
     launch_dependents_and_wait();
     i64 rows = p.extent.count(), items = p.size - p.pairs;
