@@ -1,6 +1,7 @@
 //! Cases of the region `attention_input`: a product that becomes queries, and keys and values in their cache.
 
 use super::{
+    linear::bias_type,
     norm::Head,
     plane::{ROWS, drawn_layout},
     region::{Layer, format, op, rounded},
@@ -92,9 +93,11 @@ const MANY_HEADS: &[(&str, HeadsOf, Variant)] = &[
         ([140, 32], [88, 22, 64, 32], layout(0, Some(139))),
         Variant { pairing: None, bias: true, ..HALVES },
     ),
+    ("tiles_f32_bias", ([140, 8], [29, 29, 64, 32], layout(0, Some(131))), Variant { bias: true, ..HALVES }),
     // The same for the rows of a decode batch, from few outputs to many.
     ("sequences", ([29, 160], [8, 2, 128, 64], layout(0, Some(26))), HALVES),
     ("sequences_bias", ([17, 72], [9, 3, 64, 32], layout(8, None)), Variant { bias: true, ..HALVES }),
+    ("sequences_f32_bias", ([17, 72], [9, 3, 64, 32], layout(8, None)), Variant { bias: true, ..HALVES }),
     ("sequences_half_the_device", ([70, 96], [32, 4, 64, 32], layout(0, Some(65))), HALVES),
     ("sequences_a_tile_each", ([48, 32], [36, 3, 128, 64], layout(8, Some(47))), HALVES),
     ("sequences_two_tiles_each", ([128, 32], [60, 4, 128, 64], layout(0, None)), HALVES),
@@ -193,7 +196,8 @@ fn attention_case(
     let x = random.tensor(dtype, &[rows, hidden], Values::USUAL[number % 3]);
     let norm = Head::random(&mut random, dtype, hidden, variant.layer_norm);
     let outputs = outputs(sizes);
-    let layer = Layer::random(&mut random, format(number, dtype), [outputs, hidden], dtype, variant.bias);
+    let bias = bias_type(&id, dtype, variant.bias);
+    let layer = Layer::random(&mut random, format(number, dtype), [outputs, hidden], bias);
     let heads = HeadsCase::random(&mut random, dtype, (rows, sizes, layout), variant, number);
     let products: Vec<Vec<Real>> = x.values().chunks(hidden).map(|x| layer.of(&norm.of(x))).collect();
     let results = heads.expected(&products);

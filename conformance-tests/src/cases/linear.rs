@@ -181,6 +181,8 @@ const TILES: &[Shape] = &[
     ("tiles", 300, 4216, 16, PLAIN),
     ("tiles_extent", 270, 4224, 8, layout(8, true, Some(140))),
     ("tiles_extent_of_nothing", 129, 8448, 8, layout(0, true, Some(0))),
+    ("batch_f32_bias", 40, 80, 160, PLAIN),
+    ("tiles_f32_bias", 300, 1032, 16, layout(8, true, Some(290))),
 ];
 
 /// Cases for dense weights only, just over sizes at which kernels change.
@@ -241,6 +243,11 @@ pub(crate) fn goes_with(format: WeightFormat, dtype: DType) -> bool {
     !matches!(format, WeightFormat::Dense(stored) if stored != dtype && dtype != DType::F32)
 }
 
+/// The type of the bias of a case with this label, if it has one. Models keep biases in f32, whatever the type of the activations.
+pub(super) fn bias_type(label: &str, dtype: DType, biased: bool) -> Option<DType> {
+    if label.ends_with("f32_bias") { Some(DType::F32) } else { biased.then_some(dtype) }
+}
+
 /// A product of activations and a weight.
 struct Product {
     id: String,
@@ -249,7 +256,8 @@ struct Product {
     sizes: [usize; 3],
     layout: Layout,
     values: Values,
-    bias: bool,
+    /// The element type of the bias, if there is one.
+    bias: Option<DType>,
     /// The element type of the result: logits are f32 for all activations.
     to: DType,
     random: Random,
@@ -281,7 +289,7 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
                 sizes: [m, n, k],
                 layout,
                 values: Values::USUAL[number % 3],
-                bias: number % 2 == 1,
+                bias: bias_type(label, dtype, number % 2 == 1),
                 to: if number % 4 == 3 { DType::F32 } else { dtype },
             };
             cases.push(product.case(dtype));
@@ -294,7 +302,7 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
             cases.extend(shapes.filter_map(|(number, (label, m, n, k, layout))| {
                 let id = format!("linear_{format}/{dtype}/{label}");
                 let values = Values::USUAL[number % 2];
-                let (random, bias, to) = (Random::named(&id), number % 2 == 1, dtype);
+                let (random, bias, to) = (Random::named(&id), (number % 2 == 1).then_some(dtype), dtype);
                 let product = Product { id, format, sizes: [m, n, k], layout, values, bias, to, random };
                 is_wanted(&product.id).then(|| product.case(dtype))
             }));
@@ -311,7 +319,7 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
 fn special_case(dtype: DType, values: Values) -> Case {
     let format = WeightFormat::Dense(dtype);
     let id = format!("linear_{format}/{dtype}/special_{}", format!("{values:?}").to_lowercase());
-    let (random, layout, bias, to) = (Random::named(&id), PLAIN, false, dtype);
+    let (random, layout, bias, to) = (Random::named(&id), PLAIN, None, dtype);
     Product { id, format, sizes: [29, 17, 33], layout, values, bias, to, random }.case(dtype)
 }
 
@@ -396,7 +404,7 @@ pub(super) fn drawn_linear(dtype: DType, draw: &mut Draw) -> Case {
         sizes: [m, n, k],
         layout: Layout { offset: 0, ..drawn_layout(draw, m) },
         values: draw.pick(&Values::USUAL),
-        bias: draw.sometimes(),
+        bias: draw.sometimes().then_some(dtype),
         to: draw.pick(&[dtype, DType::F32]),
         random: draw.values(),
     };
@@ -409,7 +417,7 @@ impl Product {
         let x = random.tensor(dtype, &[m, k], values);
         let size = 1.0 / (k as f64).sqrt();
         let (weight, elements) = random_weight(&mut random, format, [n, k], size);
-        let bias = bias.then(|| random.tensor(dtype, &[n], Values::HeavyTailed));
+        let bias = bias.map(|dtype| random.tensor(dtype, &[n], Values::HeavyTailed));
         let biases = bias.as_ref().map(|bias| bias.values());
         let reals = linear::linear(&x.values(), &elements, biases.as_deref(), [m, n, k]);
         let gate = Gate { inner: format.is_quantised().then_some(dtype), exponential: false };

@@ -110,7 +110,8 @@ fn case(dtype: DType, layers: Layers, added: bool) -> Case {
     let alpha = random.pick(&[1.0f32, -0.5]);
     for _ in 0..ranks {
         let x = random.tensor(dtype, &[rows, inputs], values);
-        let layer = Layer::random(&mut random, WeightFormat::Dense(dtype), [outputs, inputs], dtype, bias);
+        let layer =
+            Layer::random(&mut random, WeightFormat::Dense(dtype), [outputs, inputs], bias.then_some(dtype));
         let parts = x.values();
         let parts = parts.chunks(inputs).flat_map(|row| {
             let row: Vec<Real> = row.iter().copied().map(chain::exact).collect();

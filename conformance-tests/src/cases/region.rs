@@ -1,7 +1,7 @@
 //! Cases of the well-known regions. A region is defined by its body, so its oracle is composed of those of the primitives.
 
 use super::{
-    linear::random_weight,
+    linear::{bias_type, random_weight},
     norm::Head,
     plane::{Plane, drawn, region_planes},
     wanted::is_wanted,
@@ -101,13 +101,18 @@ struct Kind {
     /// The number of outputs.
     results: usize,
     format: WeightFormat,
-    bias: bool,
+    /// The element type of the bias, if there is one.
+    bias: Option<DType>,
 }
 
 impl Kind {
     /// The linear layer for a plane, with a format that changes from plane to plane.
     fn of(plane: &Plane, random: &mut Random, dtype: DType, bias: bool) -> Self {
-        Self { results: 1 + random.below(40), format: format(plane.number, dtype), bias }
+        Self {
+            results: 1 + random.below(40),
+            format: format(plane.number, dtype),
+            bias: bias.then_some(dtype),
+        }
     }
 }
 
@@ -125,6 +130,8 @@ const BATCHES: &[Batch] = &[
     ("tiles_of_a_row_more", 129, 640, 264, Layout::strided(8, 0), None),
     ("many_outputs", 1, 256, 4109, Layout::strided(0, 0), Some("int8")),
     ("many_outputs_of_4_bits", 1, 256, 4109, Layout::strided(0, 0), Some("int4g128_f16")),
+    ("batch_f32_bias", 40, 160, 48, Layout::strided(0, 0), None),
+    ("tiles_f32_bias", 300, 16, 1032, Layout { gap: 8, offset: 0, bounded: true, extent: Some(290) }, None),
 ];
 
 /// These planes, each with a linear layer.
@@ -135,7 +142,7 @@ fn batches(op: &str, dtype: DType) -> Vec<(Plane, Option<Kind>)> {
         let (random, values) = (Random::named(&id), Values::USUAL[number % 3]);
         let plane = Plane { id, rows, features, layout, values, random, number: 3 * number };
         let format = packed.and_then(WeightFormat::from_name).unwrap_or(WeightFormat::Dense(dtype));
-        (plane, Some(Kind { results, format, bias: number % 2 == 1 }))
+        (plane, Some(Kind { results, format, bias: bias_type(label, dtype, number % 2 == 1) }))
     };
     BATCHES.iter().enumerate().map(batch).filter(|(plane, _)| is_wanted(&plane.id)).collect()
 }
@@ -157,12 +164,11 @@ impl Layer {
         random: &mut Random,
         format: WeightFormat,
         [outputs, inputs]: [usize; 2],
-        dtype: DType,
-        bias: bool,
+        bias: Option<DType>,
     ) -> Self {
         let size = 1.0 / (inputs as f64).sqrt();
         let (weight, elements) = random_weight(random, format, [outputs, inputs], size);
-        let bias = bias.then(|| random.tensor(dtype, &[outputs], Values::Uniform));
+        let bias = bias.map(|dtype| random.tensor(dtype, &[outputs], Values::Uniform));
         Self { weight, elements, bias }
     }
 
@@ -201,11 +207,11 @@ fn norm_linear_case(dtype: DType, layer_norm: bool, plane: Plane, kind: Option<K
     let Kind { results: n, format, bias } = kind.unwrap_or(usual);
     let x = random.tensor(dtype, &[plane.rows, k], plane.values);
     let head = Head::random(&mut random, dtype, k, layer_norm);
-    let layer = Layer::random(&mut random, format, [n, k], dtype, bias);
+    let layer = Layer::random(&mut random, format, [n, k], bias);
     let to = if plane.number % 3 == 2 { DType::F32 } else { dtype };
     let reals = x.values().chunks(k).flat_map(|row| layer.of(&head.of(row))).collect::<Vec<_>>();
     let expected = Expected::reals(reals).gated(rounded(dtype)).laid(plane.other(3), n);
-    let op = op(well_known::norm_linear(head.norm, to, bias));
+    let op = op(well_known::norm_linear(head.norm, to, bias.is_some()));
     let operands = [Operand::laid(x, plane.layout)].into_iter();
     let operands = operands.chain(head.operands()).chain(layer.operands()).collect();
     Case::new(plane.id, CallCase::new(op, operands, vec![expected]))
@@ -226,7 +232,7 @@ fn linear_add_case(dtype: DType, plane: Plane, kind: Option<Kind>) -> Case {
     let usual = Kind::of(&plane, &mut random, dtype, plane.number % 2 == 1);
     let Kind { results: n, format, bias } = kind.unwrap_or(usual);
     let x = random.tensor(dtype, &[plane.rows, k], plane.values);
-    let layer = Layer::random(&mut random, format, [n, k], dtype, bias);
+    let layer = Layer::random(&mut random, format, [n, k], bias);
     let residual = random.tensor(dtype, &[plane.rows, n], Values::HeavyTailed);
     let alpha = random.pick(&[1.0f32, 1.0, -0.5]);
     let mut reals = Vec::new();
@@ -238,7 +244,7 @@ fn linear_add_case(dtype: DType, plane: Plane, kind: Option<Kind>) -> Case {
     let expected = Expected::reals(reals).gated(rounded(dtype)).laid(plane.other(3), n);
     let operands = [Operand::laid(x, plane.layout)].into_iter().chain(layer.operands());
     let operands = operands.chain([Operand::laid(residual, plane.other(5))]).collect();
-    let op = op(well_known::linear_add(dtype, bias, Add { alpha }));
+    let op = op(well_known::linear_add(dtype, bias.is_some(), Add { alpha }));
     Case::new(plane.id, CallCase::new(op, operands, vec![expected]))
 }
 
@@ -267,7 +273,7 @@ fn mlp_input_case(dtype: DType, gate: Option<GateLayout>, plane: Plane, kind: Op
     let head = Head::random(&mut random, dtype, k, number % 2 == 1);
     let function = Nonlinearity::ALL[number / 3 % 4];
     let outputs = if gate.is_some() { 2 * n } else { n };
-    let layer = Layer::random(&mut random, format, [outputs, k], dtype, bias);
+    let layer = Layer::random(&mut random, format, [outputs, k], bias);
     let limit = random.pick(&[0.0f32, 0.0, 7.0]);
     let activation: MlpActivation = match gate {
         None => Activation { function, limit }.into(),
@@ -289,7 +295,7 @@ fn mlp_input_case(dtype: DType, gate: Option<GateLayout>, plane: Plane, kind: Op
     }
     let gate = Gate { exponential: function != Nonlinearity::Relu, ..rounded(dtype) };
     let expected = Expected::reals(reals).gated(gate).laid(plane.other(3), n);
-    let op = op(well_known::mlp_input(head.norm, dtype, bias, activation));
+    let op = op(well_known::mlp_input(head.norm, dtype, bias.is_some(), activation));
     let operands = [Operand::laid(x, plane.layout)].into_iter();
     let operands = operands.chain(head.operands()).chain(layer.operands()).collect();
     Case::new(plane.id, CallCase::new(op, operands, vec![expected]))
